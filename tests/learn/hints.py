@@ -13,17 +13,20 @@ LINE = re.compile(r"(after )?line (\d+): (.+)$", re.DOTALL)
 ROUNDS = 3  # a program with two mistakes needs two hints
 
 
-def line_to_write(hint: str) -> tuple[bool, int, str] | None:
-    """What a hint says: whether to write after a line or in its place, its number and the code."""
-    found = LINE.search(hint)
-    try:
-        ast.parse(found[3] if found else "")
-    except SyntaxError:  # "line 3: `weights` is (2, 5) and should be (2, 2)"
-        return None
-    return (bool(found[1]), int(found[2]), found[3]) if found else None
+def lines_to_write(hint: str) -> list[tuple[int, bool, str]]:
+    """What a hint says: each line's number, whether to write after it or in its place, and the code."""
+    lines = []
+    for part in re.split(r"; and (?=(?:after )?line \d+: )", hint):
+        found = LINE.search(part)
+        try:
+            ast.parse(found[3] if found else "")
+        except SyntaxError:  # "line 3: `weights` is (2, 5) and should be (2, 2)"
+            continue
+        lines += [(int(found[2]), bool(found[1]), found[3])] if found else []
+    return lines
 
 
-def follow(program: str, after: bool, number: int, code: str) -> str:
+def follow(program: str, number: int, after: bool, code: str) -> str:
     """Do what a hint says: write its code in the place of a line, or after it."""
     statements = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.stmt)]
     statement = next(node for node in statements if node.lineno == number)
@@ -50,12 +53,13 @@ def check_that_hints_lead_to_the_solution(
     assert outcome.status == "wrong", outcome
     assert said in f"{outcome.mistake} {outcome.message} {outcome.hint}", outcome
     for _ in range(ROUNDS):
-        write = line_to_write(outcome.hint)
+        lines = lines_to_write(outcome.hint)
         if hinted:
             assert hinted[1] in outcome.hint, outcome
             program = program.replace(*hinted)
-        elif write:
-            program = follow(program, *write)
+        elif lines:
+            for line in sorted(lines, reverse=True):  # from the end, so that no other line moves
+                program = follow(program, *line)
         else:
             assert said, outcome
             assert outcome.hint, outcome

@@ -303,7 +303,7 @@ def test_each_hint_about_the_same_says_more(tmp_path: Path) -> None:
     assert "print `weights` for a few tokens" in asked
     assert "line " not in asked
     assert "Another --hint says more." in asked
-    assert "line 30, `weights`" in placed
+    assert "line 30: `weights` has columns that sum to 1" in placed
     assert line not in placed
     assert f"line 30: {line}" in written
     assert over.startswith("regard learn 1 --solution")

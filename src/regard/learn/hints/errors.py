@@ -9,6 +9,7 @@ from pathlib import Path
 # An error of the learner's code in a message, with the number of its line (see `describe_error`).
 ERROR = re.compile(r"^line (\d+), .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)
 
+GENERAL_DIFFERENCE = "is the first value that differs from the solution's on this input"
 # A line that multiplies tensors of different shapes number by number.
 STAR_ERROR = re.compile(r"line \d+, .*[\w)\]] \* [\w(].*must match the size")
 STAR = "`*` multiplies number by number, and `@` is the product of matrices, rows times columns"
@@ -103,6 +104,11 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
     (
         r"does not broadcast with previously seen",
         "one letter stands for axes of different sizes: is a tensor split or transposed in another order?",
+    ),
+    (
+        r"einsum\(\).*no ellipsis",
+        "one text has an axis less than a batch, and an equation names them all: three dots stand for those "
+        'that it leaves alone, "...td,...sd->...ts"',
     ),
     (r"einsum\(\)", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
     (

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.learn.exercise import one_line
+from regard.learn.hints.errors import GENERAL_DIFFERENCE
 from regard.learn.hints.trial_run import Assignment, Key, Program, TrialRun, load, run_trial, targets_of
 from regard.learn.judges.tables.relations import describe_relation
 from regard.learn.lesson import Trial
@@ -27,7 +28,7 @@ from regard.learn.lesson import Trial
 TOLERANCE = 1e-5
 # What a test of the learner's answers in the end: it is right by chance, whatever the lines before it do.
 CONSTANT = re.compile(r"return (True|False|None)")
-GENERAL_DIFFERENCE = "is the first value that differs from the solution's on this input"
+
 MOST = 6  # lines that are followed, one after another
 
 
@@ -44,6 +45,7 @@ class LineDifference(NamedTuple):
     right: str
     raised: bool = False
     after: bool = False
+    is_loop: bool = False  # whether the line is that of a loop, which is to be replaced as a whole
     step: str = ""  # the right line in the solution's names, if `right` is in others
 
 
@@ -116,7 +118,7 @@ def _with_whole_loop(difference: LineDifference, mine: Program) -> LineDifferenc
         fills = all(isinstance(getattr(node, "targets", [None])[0], ast.Subscript) for node in inner)
         # The outermost loop comes first.
         if fills and any(node.lineno == difference.line for node in inner):
-            return difference._replace(line=loop.lineno)
+            return difference._replace(line=loop.lineno, is_loop=True)
     return difference
 
 

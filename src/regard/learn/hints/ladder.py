@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from regard.learn.exercise import marks_of, plain_solution
-from regard.learn.hints.errors import ERROR, GENERAL, STAR, STAR_ERROR
+from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE, STAR, STAR_ERROR
 from regard.learn.lesson import Lesson, Outcome, Task
 from regard.learn.mistakes import find_mistake
 
@@ -31,9 +31,12 @@ WORD = re.compile(r"[A-Za-z]{3,}")
 
 
 class HintPlace(NamedTuple):
-    """A line of the learner's that is wrong, and whether writing the right one makes the task right."""
+    """Lines of the learner's that are wrong, and whether writing the right ones makes the task right.
 
-    difference: LineDifference
+    There are several where none of them alone makes the verdict better.
+    """
+
+    differences: tuple[LineDifference, ...]
     is_all: bool
 
 
@@ -53,10 +56,12 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
     if differences and task.is_quick and not outcome.mistake and not is_known:
         outcome = _with_name(outcome, task, module, lesson, differences[0])
     place = _find_place(outcome, task, module, lesson, chains, are_tried)
+    if place is not None and _has_star_for_at(module, place.differences[0]):
+        outcome = replace(outcome, hint=STAR)
     if place is None:
         hint = _hint_without_line(outcome, differences)
     else:
-        hint = _hint_with_line(outcome, task, module, place)
+        hint = _hint_with_line(outcome, task, place)
     return replace(outcome, hint=hint, hints=_steps(outcome, task, lesson, place, hint))
 
 
@@ -72,15 +77,18 @@ def _find_place(
     with_lines = [chain for chain in chains if all(difference.right for difference in chain)]
     # What takes minutes to judge is not judged again.
     if not are_tried or task.reports_progress:
-        return HintPlace(with_lines[0][0], True) if with_lines else None
+        return HintPlace((with_lines[0][0],), True) if with_lines else None
     from regard.learn.hints.tried_lines import find_helping
 
     if found := find_helping(task, module, outcome, with_lines):
         return HintPlace(*found)
     # A line of the learner's own, with names of its own, may still be found by what it holds.
     steps = [] if with_lines else _find_missing_steps(task, module, lesson)
-    found = find_helping(task, module, outcome, steps)
-    return HintPlace(*found) if found else None
+    if found := find_helping(task, module, outcome, steps):
+        return HintPlace(*found)
+    found = find_helping(task, module, outcome, [] if with_lines else _find_superfluous(task, module, lesson))
+    # A line that is left out may only hide what is wrong, unless nothing is wrong any more.
+    return HintPlace(*found) if found and found[1] else None
 
 
 def _hint_without_line(outcome: Outcome, differences: list[LineDifference]) -> str:
@@ -96,18 +104,22 @@ def _hint_without_line(outcome: Outcome, differences: list[LineDifference]) -> s
     return hint
 
 
-def _hint_with_line(outcome: Outcome, task: Task, module: ModuleType, place: HintPlace) -> str:
+def _hint_with_line(outcome: Outcome, task: Task, place: HintPlace) -> str:
     """The whole hint: a reason, and the line to write."""
-    difference = place.difference
-    write = f"{'after ' if difference.after else ''}line {difference.line}: {difference.right}"
+    difference = place.differences[0]
+    write = "; and ".join(f"{_where(each)}: {each.right}" for each in place.differences)
+    if difference.is_loop:
+        write = f"in place of the loop at {write}"
+    if difference.right == "pass":
+        write = f"leave out {_where(difference)}"
     # The line that raised an error may not be the one to blame, and a hint for it would mislead.
     elsewhere = not difference.raised and outcome.hint not in task.error_hints
     misleads = outcome.hint in GENERAL | task.summaries or (elsewhere and ERROR.search(outcome.message))
     reason = "" if misleads or outcome.hint in difference.right else outcome.hint
+    if outcome.hint == STAR:
+        reason = STAR
     if not outcome.mistake or difference.after:
         reason = reason or difference.said
-    if not difference.after and _has_star_for_at(_line_of(module, difference.line), difference.right):
-        reason = STAR
     return f"{reason.rstrip('.')}; {write}" if reason else write
 
 
@@ -119,7 +131,7 @@ def _steps(
     if place is None:
         steps = [_look(outcome, task, lesson), reason, hint]
     else:
-        difference = place.difference
+        difference = place.differences[0]
         mark = marks_of(lesson.solution).get(difference.step or difference.right, "")
         steps = [_ask(difference, mark), _say_where(place, reason, mark), hint]
     if outcome.hint in GENERAL or (ERROR.search(outcome.message) and reason):
@@ -129,14 +141,20 @@ def _steps(
 
 def _say_where(place: HintPlace, reason: str, mark: str) -> str:
     """The second hint: the place and the reason, without the line to write."""
-    difference = place.difference
-    where = f"{'after ' if difference.after else ''}line {difference.line}"
+    difference = place.differences[0]
+    where = f"{'the loop at ' if difference.is_loop else ''}{_where(difference)}"
     name = "" if difference.name.endswith("()") or difference.name == "return" else f"`{difference.name}`"
-    said = reason or difference.said or (mark and f"it should be: {mark}")
+    # What is seen in the numbers, then why; "is the first value that differs" says nothing beside a reason.
+    seen = "" if reason and difference.said.endswith(GENERAL_DIFFERENCE) else difference.said
+    said = "; ".join(filter(None, (seen, reason))) or (mark and f"it should be: {mark}")
     if name and not said.startswith(name):
         where = f"{where}, {name}"
-    more = "" if place.is_all else "at least two things differ; one of them: "
+    more = "" if place.is_all and len(place.differences) == 1 else "at least two things differ; one of them: "
     return f"{more}{where}{said and f': {said}'}"
+
+
+def _where(difference: LineDifference) -> str:
+    return f"{'after ' if difference.after else ''}line {difference.line}"
 
 
 def _ask(difference: LineDifference, mark: str) -> str:
@@ -167,15 +185,16 @@ def _look(outcome: Outcome, task: Task, lesson: Lesson) -> str:
 
 def _words_of(hint: str) -> str:
     """The part of a hint that says something in words, without the code to write."""
-    parts = re.split(r"; |: |, which |, in which |, with |, that ", hint)
+    parts = re.split(r"; |: ", hint)
     words = [part for part in parts if WORD.search(part) and not CODE.search(part)]
     return "; ".join(words)
 
 
-def _has_star_for_at(own: str, right: str) -> bool:
+def _has_star_for_at(module: ModuleType, difference: LineDifference) -> bool:
     """Whether a line of the learner's has `*` where the right one has `@`; a sum of products is one, too."""
+    own, right = _line_of(module, difference.line), difference.right
     products, right_products = (len(SINGLE_STAR.findall(line)) for line in (own, right))  # a power is none
-    other = MATRIX_PRODUCT.search(own) is not None
+    other = difference.after or MATRIX_PRODUCT.search(own) is not None
     return not other and own.count("@") < right.count("@") and products > right_products
 
 
@@ -215,6 +234,16 @@ def _find_missing_steps(task: Task, module: ModuleType, lesson: Lesson) -> list[
             if steps := find_missing_steps(task.name, trial, module, plain_solution(lesson.solution)):
                 found.append(steps)
     return found
+
+
+def _find_superfluous(task: Task, module: ModuleType, lesson: Lesson) -> list[list[LineDifference]]:
+    """The lines of the learner's that the solution has not, each alone."""
+    from regard.learn.hints.own_names import find_superfluous
+
+    # A file may have no such definition: a class that was imported, or a lambda.
+    with contextlib.suppress(Exception):
+        return [[line] for line in find_superfluous(task.name, module, plain_solution(lesson.solution))]
+    return []
 
 
 def _with_name(

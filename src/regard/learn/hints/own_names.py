@@ -14,6 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from regard.learn.exercise import find_names
 from regard.learn.hints.first_difference import (
     MOST,
     LineDifference,
@@ -21,7 +22,7 @@ from regard.learn.hints.first_difference import (
     line_of,
     values_agree,
 )
-from regard.learn.hints.trial_run import Assignment, Program, TrialRun, load, run_trial
+from regard.learn.hints.trial_run import Assignment, Program, TrialRun, load, run_trial, targets_of
 from regard.learn.lesson import Trial
 
 
@@ -105,3 +106,23 @@ def _is_in_loop(assignment: Assignment, program: Program) -> bool:
 def _renamed(line: str, names: dict[str, str]) -> str:
     """A line of code with other names in it, but not those of attributes and arguments."""
     return re.sub(r"(?<![.\w])[A-Za-z_]\w*(?!\w|=[^=]|\()", lambda found: names.get(found[0], found[0]), line)
+
+
+def find_superfluous(task: str, module: ModuleType, solution: str) -> list[LineDifference]:
+    """Return the statements of the learner's `task` that the solution has not, each to be left out."""
+    with open(str(module.__file__), encoding="utf-8") as file:
+        mine = _simple_statements(file.read(), task)
+    known = {ast.dump(statement) for statement in _simple_statements(solution, task)}
+    return [
+        LineDifference(statement.lineno, name, f"this line changes `{name}` once more", "pass")
+        for number, statement in enumerate(mine)
+        for name in targets_of(statement)
+        if ast.dump(statement) not in known and any(name in targets_of(before) for before in mine[:number])
+    ]
+
+
+def _simple_statements(program: str, task: str) -> list[ast.stmt]:
+    """The statements without a body in the definition of a task, in the order of their lines."""
+    (definition,) = (node for node in ast.parse(program).body if task in find_names(node))
+    statements = (node for node in ast.walk(definition) if isinstance(node, ast.stmt))
+    return sorted((x for x in statements if not hasattr(x, "body")), key=lambda x: x.lineno)

@@ -24,12 +24,12 @@ NUMBER = re.compile(r"[\d.]+(e-?\d+)?")
 
 def find_helping(
     task: Task, module: ModuleType, outcome: Outcome, chains: Sequence[Sequence[LineDifference]]
-) -> tuple[LineDifference, bool] | None:
+) -> tuple[tuple[LineDifference, ...], bool] | None:
     """Return the first difference whose line makes the verdict better, and whether it makes the task right.
 
     Each of `chains` is what differs in one trial. Where no line alone helps, but all of a chain together
-    make the task right, it is the first of several: two lines may be wrong in one way, as for keys and
-    values. None if nothing helps.
+    make the task right, they are returned: two lines may be wrong in one way, as for keys and values. None
+    if nothing helps.
     """
     end = time.monotonic() + SECONDS
     tried: dict[LineDifference, Outcome | None] = {}
@@ -41,19 +41,19 @@ def find_helping(
             followed = tried[difference] = _judge_with(task, module, [difference])
             if followed is not None and _is_better(outcome, followed):
                 if followed.status != "wrong":
-                    return difference, True
+                    return (difference,), True
                 helping.append((difference, chain))
     for chain in chains if not helping else ():
         followed = _judge_with(task, module, chain) if len(chain) > 1 and time.monotonic() < end else None
         if followed is not None and followed.status != "wrong":
-            return chain[0], False
-    # Of several that help, the one that is meant: alone in the file, it would get the same name.
-    for difference, chain in helping if outcome.mistake and len(helping) > 1 else ():
+            return tuple(chain), True
+    # Of several that help, the one that is meant: with the others right, the same is said.
+    for difference, chain in helping if len(helping) > 1 else ():
         others = [other for other in chain if other is not difference]
         alone = _judge_with(task, module, others) if others and time.monotonic() < end else None
-        if alone is not None and alone.mistake == outcome.mistake:
-            return difference, False
-    return (helping[0][0], False) if helping else None
+        if alone is not None and _kind(outcome) in (_kind(alone), ("", _kind(alone)[1])):
+            return (difference,), False
+    return ((helping[0][0],), False) if helping else None
 
 
 def _is_better(before: Outcome, after: Outcome) -> bool:
@@ -65,9 +65,15 @@ def _is_better(before: Outcome, after: Outcome) -> bool:
         # An error farther down is one that the first error hid.
         lines = [int(found[1]) for found in (earlier_error, error) if found and found[1]]
         return len(lines) == 2 and lines[0] < lines[1]
-    # "it misses a leak: …" of another attention is the same, and so is "off by up to …" with another number.
-    kinds = [(x.mistake, NUMBER.sub("", x.message.partition(": ")[0])) for x in (before, after)]
-    return kinds[0] != kinds[1]
+    return _kind(before) != _kind(after)
+
+
+def _kind(outcome: Outcome) -> tuple[str, str]:
+    """What is wrong, without its details.
+
+    "it misses a leak: …" of another attention is the same, and so is "off by up to …" with another number.
+    """
+    return outcome.mistake, NUMBER.sub("", re.split("[:;] ", outcome.message)[0])
 
 
 def _judge_with(task: Task, module: ModuleType, differences: Sequence[LineDifference]) -> Outcome | None:

@@ -17,6 +17,7 @@ from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
 from regard.learn.judges.own_projections import (
     TOLERANCE,
+    Turn,
     causal_output,
     causal_weights,
     find_wrong_output,
@@ -158,12 +159,14 @@ def _without_turns(module: ModuleType) -> Iterator[None]:
 
 def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
     """Return the outcome for a layer that turns something else than its queries and keys, else None."""
-    turn, stay, across = Rotary(8), lambda t: t, lambda t: Rotary(6)(t.mT).mT
+    turn: Turn = Rotary(8)
+    stay, across = lambda t: t, lambda t: Rotary(6)(t.mT).mT
 
     def late(t: Tensor, by: int = 0) -> Tensor:
-        return turn(t, positions=torch.arange(by, by + t.shape[-2]))
+        turned: Tensor = Rotary(8)(t, positions=torch.arange(by, by + t.shape[-2]))
+        return turned
 
-    starts = (
+    starts: Iterator[tuple[tuple[Turn, Turn, Turn], str, str]] = (
         (
             (partial(late, by=max(-by, 0)), partial(late, by=max(by, 0)), stay),
             "",
@@ -173,7 +176,7 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
         for by in (*range(1, 9), *range(-8, 0))
     )
     blind = "Order is invisible: with the tokens before it reversed, the last one has the same output."
-    turns = (
+    turns: tuple[tuple[tuple[Turn, Turn, Turn], str, str], ...] = (
         ((turn, stay, stay), "one-side-rotated", ""),
         ((stay, turn, stay), "one-side-rotated", ""),
         ((turn, turn, turn), "values-rotated", ""),

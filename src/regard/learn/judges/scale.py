@@ -6,7 +6,7 @@ import math
 from types import ModuleType
 from typing import Any
 
-from regard.learn.judges.projections import scaled
+from regard.learn.judges import projections
 from regard.learn.judges.self_attention import TRIAL, judge_self_attention
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.lesson import Outcome, Task, UsualMistake
@@ -22,7 +22,7 @@ REASONS = {  # what a wrong prediction is the right answer to
     1
     / math.sqrt(WIDTH): "that is what to multiply the scores by, so that their standard deviation becomes 1",
 }
-EFFECTS = {
+EFFECTS = projections.EFFECTS | {
     "scale-from-model-width": "You divide by √d_model. q and k have the width head_dim, so the scores get "
     "too small and the weights too even.",
 }
@@ -32,7 +32,7 @@ SCORES = "q @ k.mT / math.sqrt(k.shape[-1])"
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class with the scale 1/√head_dim."""
-    return judge_self_attention(NAME, cls, module, scaled, DONE, effects=EFFECTS, hints=HINTS)
+    return judge_self_attention(NAME, cls, module, projections.scaled, DONE, effects=EFFECTS, hints=HINTS)
 
 
 TASKS = (

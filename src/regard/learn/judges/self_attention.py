@@ -78,7 +78,7 @@ def judge_self_attention(
     else:
         outcome = check_attention(name, cls, done, init=sizes_of(cls), **options)
     if outcome.status != "done":
-        return outcome if outcome.mistake else _about_rows(outcome, cls)
+        return _with_both_scales(outcome, cls) if outcome.mistake else _describe_unknown(outcome, cls)
     weights = example_weights(cls)
     difference = largest_difference(weights, weigh(X @ WQ, X @ WK))
     if difference > TOLERANCE:
@@ -179,6 +179,12 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     if name == "CausalSelfAttention" and weights[:, :-1].isnan().all() and not weights[:, -1].isnan().any():
         said = "every row with a hidden key is NaN: +∞ wins over every other score, and −∞ hides"
         return Outcome(name, "wrong", said)
+    scores, ones = q @ k.mT, torch.ones(B, T)
+    columns = (torch.softmax(scores * scale, dim=-2) for scale in (1, k.shape[-1] ** -0.5))
+    # With another mistake beside it, which the checker would look for in vain, for seconds.
+    sums_columns = not _differ(weights.sum(-2), ones) and _differ(weights.sum(-1), ones)
+    if name != "CausalSelfAttention" and sums_columns and all(_differ(weights, each) for each in columns):
+        return Outcome(name, "wrong", "Your columns sum to 1, not your rows; and something else differs")
     if weights.isnan().any() and not right.isnan().any():
         rows = "every row" if weights.isnan().all() else "some rows"
         if name != "CausalSelfAttention" or (hasattr(module, "causal_mask") and not module.causal_mask.any()):
@@ -187,14 +193,53 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     return find_variant(name, weights, variants) if _differ(weights, right) else None
 
 
-def _about_rows(outcome: Outcome, cls: Any) -> Outcome:
-    """Return the outcome of a mistake without a name, in the lesson's words if the weights are none."""
-    _, weights = attend(cls(**sizes_of(cls)).eval(), _tokens())
-    sums = weights.sum(dim=-1).flatten()
-    if not _differ(sums, torch.ones_like(sums)):
+def _describe_unknown(outcome: Outcome, cls: Any) -> Outcome:
+    """Return the outcome of a mistake without a name, in the lesson's words as far as they are known."""
+    module, x = cls(**sizes_of(cls)).eval(), _tokens()
+    with torch.no_grad():
+        out, weights = attend(module, x)
+        v = module.W_v(x)
+    said = []
+    if _differ(weights.sum(dim=-1), torch.ones(B, T)):
+        first = f"the rows of your weights do not sum to 1, the first to {weights[0, 0].sum():.4g}"
+        are_columns = not _differ(weights.sum(dim=-2), torch.ones(B, T))
+        said.append("Your columns sum to 1, not your rows" if are_columns else first)
+    elif scale := _scale_of(cls, HEAD_DIM):
+        said.append(f"the scores are multiplied by {scale:.4g}, and should be by {HEAD_DIM**-0.5:.4g}")
+    if out.shape == v.shape and _differ(out, weights @ v):
+        said.append("the output is not weights @ v")
+    if not said:
         return outcome
-    said = f"the rows of your weights do not sum to 1: the first sums to {sums[0]:.4g}. Is the softmax there?"
-    return replace(outcome, message=said)
+    more = "; at least two things differ" if len(said) > 1 else ""
+    return replace(outcome, message="; ".join(said) + more, hint="")
+
+
+def _with_both_scales(outcome: Outcome, cls: Any) -> Outcome:
+    """Return an outcome that calls a scale constant only if it is: the checker knows it at one width."""
+    if outcome.mistake != "constant-scale":
+        return outcome
+    widths = (HEAD_DIM, 2 * HEAD_DIM)
+    factors = [_scale_of(cls, width) * width**0.5 for width in widths]
+    if not factors[0] or abs(factors[0] - factors[1]) > TOLERANCE:
+        return outcome
+    said = (
+        f"the scores are divided by √head_dim, and then they are multiplied by {factors[0]:.4g} as well "
+        f"(divided by {1 / factors[0]:.4g}), at every width"
+    )
+    return replace(outcome, mistake="", message=said, hint="divide once, by √head_dim alone")
+
+
+def _scale_of(cls: Any, head_dim: int) -> float:
+    """What the scores of a module of this width are multiplied by before softmax; 0 if that is no number."""
+    module, x = cls(**sizes_of(cls, head_dim=head_dim)).eval(), _tokens()
+    with torch.no_grad():
+        _, weights = attend(module, x)
+        scores = module.W_q(x) @ module.W_k(x).mT
+    # The last row sees every key, with a causal mask too. The log of a weight is its score minus a constant.
+    own, plain = weights[:, -1].log().double(), scores[:, -1].double()
+    own, plain = own - own.mean(-1, keepdim=True), plain - plain.mean(-1, keepdim=True)
+    scale = float((own * plain).sum() / plain.square().sum())
+    return scale if not _differ(own, scale * plain) else 0.0
 
 
 def example_weights(cls: Any) -> Tensor:

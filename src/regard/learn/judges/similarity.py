@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from regard.learn.hints.errors import describe_error
 from regard.learn.judges.tables.first_run import RETURN_BOTH, describe_answer
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.relations import describe_relation
 from regard.learn.judges.tables.variants import TOLERANCE, Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     draw,
@@ -40,8 +42,8 @@ def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
             torch.softmax(scores, dim=-2),
             "softmax-over-queries",
             "Your columns sum to 1, not your rows: an output is then no mean of the tokens.",
-            "the last axis is that of the keys, in a batch (B, T, T) too: dim=-1, and in a sum of your own "
-            "keepdim=True",
+            "each row has to be divided by its own sum, in a batch (B, T, T) too: dim=-1, and in a sum of "
+            "your own keepdim=True",
         ),
         Variant(
             scores,
@@ -83,6 +85,10 @@ def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
         Variant(
             torch.sigmoid(scores), said="a sigmoid weighs each token by itself: your rows do not sum to 1"
         ),
+        Variant(
+            torch.softmax(scores * math.log(2), dim=-1),
+            said="the powers are those of 2; softmax takes powers of e, torch.exp(…)",
+        ),
         Variant(torch.log_softmax(scores, -1), said="these are the logarithms of the weights, all negative"),
         Variant(
             torch.softmax(-torch.cdist(x, x), dim=-1),
@@ -96,7 +102,26 @@ def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
             torch.softmax(F.cosine_similarity(x[..., None, :], x[..., None, :, :], dim=-1), dim=-1),
             said="this is the cosine, which forgets the lengths; the lesson takes the dot product itself",
         ),
+        *(
+            Variant(
+                torch.softmax(_with_zeros(scores, kind, index), dim=-1),
+                said=f"the {which} {kind} of your scores is 0: {pairs.format(which)}. Does a loop begin "
+                "too late or end too early?",
+            )
+            for kind, pairs in (
+                ("column", "no token is compared with the {} one"),
+                ("row", "the {} token is compared with none"),
+            )
+            for which, index in (("last", -1), ("first", 0))
+        ),
     )
+
+
+def _with_zeros(scores: Tensor, kind: str, index: int) -> Tensor:
+    """The scores with a row or a column of zeros."""
+    scores = scores.clone()
+    (scores if kind == "row" else scores.mT)[..., index, :] = 0
+    return scores
 
 
 def judge_function(function: Any, module: ModuleType) -> Outcome:
@@ -128,7 +153,7 @@ def judge_function(function: Any, module: ModuleType) -> Outcome:
 def _fails_on_a_batch(name: str, error: RuntimeError, module: ModuleType) -> Outcome:
     """The outcome for a function that works on one text only."""
     path = Path(str(module.__file__))
-    evidence = f"It works on one text and fails on a batch: {describe_error(error, path)}"
+    evidence = f"It works on one text and fails on a batch: {describe_error(error, path).rstrip('.')}"
     hint = "scores = x @ x.mT, which swaps the last two axes only"
     if re.search(r"\.(T|t\(\)|transpose\(0, 1\))(?!\w)", path.read_text(encoding="utf-8")):
         return named_mistake(name, "dot-t-on-a-batch", evidence, hint)
@@ -151,13 +176,17 @@ def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | No
     if largest_difference(weights, expected) > TOLERANCE:
         if wrong := find_variant(name, weights, wrong_weights(x)):
             return wrong
-        return Outcome(
-            name,
-            "wrong",
-            f"the weights differ from softmax(X Xᵀ) by up to {largest_difference(weights, expected):.2g}",
-        )
+        how = f"differs from softmax(X Xᵀ) by up to {largest_difference(weights, expected):.2g}"
+        said = f"what you return as weights {describe_relation(weights, expected) or how}"
+        if largest_difference(weights.sum(-2), torch.ones(())) < TOLERANCE:
+            said = "Your columns sum to 1, not your rows; and the scores are not the dot products"
+        if largest_difference(out, weights @ x) > TOLERANCE:
+            said = f"{said}; and the output is not their product with x"
+        return Outcome(name, "wrong", said)
     if out.shape != expected_out.shape or largest_difference(out, expected_out) > TOLERANCE:
-        return Outcome(name, "wrong", "the weights are right; the output is not their product with x")
+        how = describe_relation(out, expected_out) if out.shape == expected_out.shape else ""
+        said = "the weights are right; the output is not their product with x"
+        return Outcome(name, "wrong", f"{said}{how and f': it {how}'}")
     return None
 
 

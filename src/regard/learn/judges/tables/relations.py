@@ -16,7 +16,7 @@ def describe_relation(answer: Tensor, right: Tensor) -> str:
 
     >>> describe_relation(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 2.0]))
     'is 2 times what it should be'
-    >>> describe_relation(torch.tensor([[1.0], [2.0], [0.0]]), torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> describe_relation(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[1.0], [2.0], [3.0]]))
     'is right in all rows but the last'
     """
     if answer.shape != right.shape or torch.bool in (answer.dtype, right.dtype):
