@@ -282,7 +282,7 @@ class AttentionMap(MapData, LazyMatrix):
         As in `torch.topk` along the keys, but an index is −1 where a row has fewer than k visible keys.
         """
         k = check_whole_number("k", k, 1, max(self.matrix[3], 1))
-        return TopK(*map(self._shaped, precision.compute(self, lambda group: sweep.topk(group.data, k))))
+        return TopK(*map(self._shaped, precision.compute(self, lambda group: overview.topk(group.data, k))))
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """The weights times values v (B, G, S, E), by fused attention: the output (B, H, T, E).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps.data import MapData
 from regard.maps.tile_passes.bins import Bins, TileSide, block_table, join_sides
-from regard.maps.tile_passes.sweep import LOG_ZERO, finite_lse
+from regard.maps.tile_passes.sweep import LOG_ZERO, find_largest, finite_lse
 
 QUERIES, KEYS = 128, 128  # of a block, of which the mask tells whether anything in it is visible
 TILE = 1 << 19  # weights of a tile of all heads, in blocks of neighbouring keys: 2 MiB in float32
@@ -120,6 +120,31 @@ class HeadPass:
             received[..., tile.k.places] += of_places[..., tile.q.places] @ weights
         return received.squeeze(1)
 
+    def largest(self, tiles: list[ScoreTile], k: int) -> tuple[Tensor, Tensor]:
+        """The k largest log weights of every query and their keys, (heads, T, k) each; −inf and −1 for none.
+
+        The bins have to hold every position, one place each.
+        """
+        shape = *self.q.shape[:2], k
+        best = self.q.new_full(shape, -torch.inf, dtype=self.dtype)
+        indices = torch.full(shape, -1, device=self.q.device)
+        last = None
+        for tile, logs, products in self._memory(tiles):
+            for at, shown in self._log_weights(tile, products, out=logs):
+                logs[..., at].masked_fill_(shown == 0.0, -torch.inf)
+            rows = tile.q.places
+            # They may be fewer keys than k.
+            values, index = find_largest(logs, min(k, logs.shape[-1]))
+            index += tile.k.first
+            if tile.q is last:
+                values = torch.cat([best[:, rows], values], -1)
+                index = torch.cat([indices[:, rows], index], -1)
+                values, order = values.topk(min(k, values.shape[-1]), dim=-1)
+                index = index.gather(-1, order)
+            best[:, rows, : values.shape[-1]], indices[:, rows, : values.shape[-1]] = values, index
+            last = tile.q
+        return best, indices
+
     def _pool(self, cells: PooledCells, tile: ScoreTile, weights: Tensor) -> Tensor:
         """Add the weights of a tile to its cells, and return their sums (heads, bins of queries, keys)."""
         entries = weights if self.gain is None else weights * self.gain[:, None, tile.k.places]
@@ -141,18 +166,8 @@ class HeadPass:
         The log weights are lost unless `keep_logs`; those of hidden entries are any finite numbers. The last
         are the largest log weights of every query, if the weights do not have all their digits.
         """
-        # Memory for one tile of logarithms and one of weights, reused for every tile.
-        heads = len(self.q)
-        size = heads * max((tile.q.size * tile.k.size for tile in tiles), default=0)
-        scratch = [self.tiling.scratch(i, size, self.dtype) for i in range(1 + keep_logs)]
-        # For large scores.
-        wide = self.tiling.scratch(2, size, self.q.dtype) if self.q.dtype != self.dtype else None
-        for tile in tiles:
-            shape = heads, tile.q.size, tile.k.size
-            numbers = math.prod(shape)
-            logs = scratch[0][:numbers].view(shape)
-            weights = scratch[1][:numbers].view(shape) if keep_logs else logs
-            products = logs if wide is None else wide[:numbers].view(shape)
+        for tile, logs, products in self._memory(tiles):
+            weights = self.tiling.scratch(1, logs.numel(), self.dtype, logs.shape) if keep_logs else logs
             visible, largest = self._log_weights(tile, products, out=logs), None
             if self.is_normal or (visible and _is_normal(logs)):
                 torch.exp(logs, out=weights)
@@ -170,6 +185,18 @@ class HeadPass:
             if tile.q.padding is not None:  # copies of a bin's last position must not count twice
                 weights.index_fill_(-2, tile.q.padding, 0.0)
             yield tile, logs, weights, largest
+
+    def _memory(self, tiles: list[ScoreTile]) -> Iterator[tuple[ScoreTile, Tensor, Tensor]]:
+        """Each tile with memory for its logarithms and for its products, which may be the same."""
+        heads = len(self.q)
+        # The memory of the largest tile, used for all of them.
+        size = heads * max((tile.q.size * tile.k.size for tile in tiles), default=0)
+        for tile in tiles:
+            shape = heads, tile.q.size, tile.k.size
+            logs = self.tiling.scratch(0, size, self.dtype, shape)
+            # Products are in float64 where scores are large.
+            wide = self.q.dtype != self.dtype
+            yield tile, logs, self.tiling.scratch(2, size, self.q.dtype, shape) if wide else logs
 
     def _are_normal(self, q: Tensor, k: Tensor, lse: Tensor) -> bool:
         """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
@@ -255,12 +282,15 @@ class Tiling:
         ones_and_steps = torch.stack([torch.ones_like(k_bins.places), -k_bins.places])
         self.ones_and_steps = ones_and_steps.to(self.dtype)
 
-    def scratch(self, number: int, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory of this thread, (size,), reused from head to head: fresh memory takes as long as an exp."""
+    def scratch(self, number: int, size: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """Memory of this thread for a `shape`, and later for at least `size` numbers.
+
+        Fresh memory for every tile takes as long as its exponentials.
+        """
         tensors: dict[int, Tensor] = self.memory.__dict__.setdefault("scratch", {})
         if number not in tensors or len(tensors[number]) < size:
             tensors[number] = torch.empty(size, dtype=dtype, device=self.device)
-        return tensors[number]
+        return tensors[number][: math.prod(shape)].view(shape)
 
     def steps(self, tile: ScoreTile) -> Tensor:
         """1 and the steps from a tile's first query back to each of its keys, (2, keys).

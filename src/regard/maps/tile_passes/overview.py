@@ -130,6 +130,25 @@ def received_from_all(m: MapData) -> Tensor:
     return received(m, ones, torch.arange(T, device=m.device)) if sums is None else sums
 
 
+def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
+    largest = kernels.topk(m, k)
+    if largest is not None:
+        return largest
+    _, _, T, S = m.matrix
+    best = m.lse.new_full((*m.matrix[:3], k), -torch.inf)
+    indices = torch.full(best.shape, -1, device=m.device)
+    if 0 not in m.matrix:
+        q_bins = whole_bins(T, head_pass.QUERIES, m.device)
+        tiling = Tiling(m, q_bins, whole_bins(S, head_pass.KEYS, m.device))
+        for at, (values, keys) in _fold_tiles(m, tiling, lambda head, tiles: head.largest(tiles, k)):
+            # The tiles of one head may come from several threads.
+            values, order = torch.cat([best[at], values], -1).topk(k, dim=-1)
+            best[at], indices[at] = values, torch.cat([indices[at], keys], -1).gather(-1, order)
+    weights = best.exp_()
+    return weights, indices.masked_fill_(weights == 0, -1)
+
+
 def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:
     """A region of a map of size (…, T, S) as slices of queries and keys with both ends given."""
     T, S = matrix[-2:]

@@ -1,4 +1,4 @@
-"""Reductions of a map, tile by tile: statistics of rows, mass under a mask, the largest weights.
+"""Reductions of a map, tile by tile: statistics of rows, mass under a mask, diagonals.
 
 Never more than a tile is in memory. The log weights of a tile are score − lse; where nothing stands between
 the product and the softmax, they are a single product of [scale·q, −lse] and [k, 1].
@@ -6,9 +6,7 @@ the product and the softmax, they are a single product of [scale·q, −lse] and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from itertools import groupby, islice
 from typing import NamedTuple
 
 import torch
@@ -23,7 +21,6 @@ from regard.maps.data import MapData
 EMPTY_ROW_LSE = 1e30  # stands for the lse of a row without visible keys: exp(score − 1e30) is 0, and not NaN
 LOG_ZERO = -1e4  # the logarithm of a weight of 0: exp gives 0, and 0 · −1e4 is 0 where 0 · −inf is NaN
 STATISTICS_ROUNDING = 1e-3  # error of a row sum; kernels for half precision reach half of it
-TILES = 8  # of neighbouring keys, whose largest entries are looked for together
 STRAND = 16  # entries of a strand
 PAIRS, PAIRS_ON_GPU = 256, 1024  # entries of a diagonal that a mask is evaluated for at a time
 
@@ -140,40 +137,7 @@ def mass(m: MapData, mask: Mask) -> Tensor:
     return total
 
 
-def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
-    largest = kernels.topk(m, k)
-    if largest is not None:
-        return largest
-    B, H, T, _ = m.matrix
-    best = m.lse.new_full((B, H, T, k), -torch.inf)
-    indices = torch.full((B, H, T, k), -1, device=m.device)
-    scratch = m.lse.new_empty(0)  # reused: fresh memory takes as long as the products
-    of_rows = groupby(log_tiles(m), lambda tile: (tile.batch.start, tile.heads.start, tile.rows.start))
-    for _, row in of_rows:
-        while tiles := list(islice(row, TILES)):
-            batch, heads, rows, *_ = tiles[0]
-            shape = *tiles[0].logs.shape[:-1], sum(tile.logs.shape[-1] for tile in tiles)
-            if scratch.numel() < math.prod(shape) or scratch.dtype != tiles[0].logs.dtype:
-                scratch = tiles[0].logs.new_empty(math.prod(shape))
-            logs = scratch[: math.prod(shape)].view(shape)
-            torch.cat([tile.logs for tile in tiles], -1, out=logs)
-            keys = torch.cat([torch.arange(*_ends(tile.keys), device=m.device) for tile in tiles])
-            # They may be fewer keys than k.
-            values, index = _largest(logs, min(k, logs.shape[-1]))
-            values = torch.cat([best[batch, heads, rows], values], -1)
-            index = torch.cat([indices[batch, heads, rows], keys[index]], -1)
-            values, order = values.topk(k, dim=-1)
-            best[batch, heads, rows], indices[batch, heads, rows] = values, index.gather(-1, order)
-    weights = best.exp_()
-    return weights, indices.masked_fill_(weights == 0, -1)
-
-
-def _ends(span: slice) -> tuple[int, int]:
-    return span.start, span.stop
-
-
-def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def find_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of the last axis of x, and where they are; as `topk`, in a third of the time on a CPU.
 
     They are in those k strands whose own largest entries are the largest. Strand n is every nth entry of

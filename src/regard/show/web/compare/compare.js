@@ -3,7 +3,7 @@
 // move together and share their colours. What is compared stands in the address (see `pair.js`).
 
 import { latest, rampBar } from "../parts/controls.js";
-import { choice, element } from "../parts/dom.js";
+import { choice, element, makeButton } from "../parts/dom.js";
 import { layerOf } from "../data/layers.js";
 import { isSameShape, PLAIN, spell } from "../data/quantity.js";
 import { short, tokenAt } from "../data/tokens.js";
@@ -11,7 +11,7 @@ import { isClipped } from "../map/legend.js";
 import { exportMenu } from "../picture/menu.js";
 import { PageView } from "../view.js";
 import { differenceSource } from "./difference.js";
-import { compareExports } from "./exports.js";
+import { compareFigure } from "./exports.js";
 import { LinkedMap } from "./pane.js";
 import { formatPair, pairOf } from "./pair.js";
 import { comparison, scoreTable } from "./score_table.js";
@@ -95,9 +95,13 @@ export class CompareView extends PageView {
     this.scale = choice("Scale", "compare-scale", { linear: "linear", log: "log" }, (scale) =>
       app.set({ scale }),
     );
-    this.swap = element("button", { class: "button", type: "button", text: "Swap A and B" });
-    this.swap.addEventListener("click", () => app.set({ pair: formatPair(this.pair.toReversed()) }));
-    const save = exportMenu(app, compareExports(app, this));
+    const turn = () => app.set({ pair: formatPair(this.pair.toReversed()) });
+    this.swap = makeButton("Swap A and B", turn);
+    const written = (/** @type {HeadPlace} */ { text, layer, head }) => `${text}-${layer}-${head}`;
+    const save = exportMenu(app, {
+      name: () => `compare-${this.pair.map(written).join("-with-")}`,
+      picture: () => compareFigure(this),
+    });
     const bar = element("div", { class: "bar-of-choices" }, this.scale, this.swap, save);
     const row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
     const column = element("div", { class: "column wide" }, this.headline, this.said, row, this.scores);

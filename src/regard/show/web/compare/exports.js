@@ -12,28 +12,11 @@ const GAP = 28; // pixels between maps
 const NAMES = ["A", "B", "A − B"];
 
 /**
- * @typedef {Pick<import("./compare.js").CompareView, "shown" | "pair">} CompareOnPaper
- */
-
-/**
- * @param {App} app
- * @param {CompareOnPaper} view
- * @returns {Exported}
- */
-export function compareExports(app, view) {
-  return {
-    name: () =>
-      `compare-${view.pair.map(({ text, layer, head }) => `${text}-${layer}-${head}`).join("-with-")}`,
-    picture: () => compareFigure(app, view),
-  };
-}
-
-/**
- * @param {App} app
- * @param {CompareOnPaper} view
+ * The maps of a Compare view side by side.
+ * @param {import("./compare.js").CompareView} view
  * @returns {Promise<Picture>}
  */
-async function compareFigure(app, { shown, pair }) {
+export async function compareFigure({ app, shown, pair }) {
   const maps = shown.flatMap(({ map }) => (map ? [map] : []));
   for (const map of maps) await complete(map);
   const words = await Promise.all(pair.map((place) => headWords(app, place)));

@@ -2,7 +2,7 @@
 // One of the two heads that are compared: which one it is, to be chosen, and what it does.
 
 import { select } from "../parts/controls.js";
-import { element } from "../parts/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { layerName, layerOf, textsName } from "../data/layers.js";
 import { scoreTitle } from "../data/score_words.js";
 
@@ -27,13 +27,8 @@ export class ComparedSide {
     this.model = element("p", { class: "small quiet compare-model" });
     this.sentence = element("p", { class: "head-sentence" });
     this.doubt = element("p", { class: "small compare-doubt" });
-    const open = element("button", {
-      class: "plain",
-      type: "button",
-      text: "Open in the Map",
-      "data-off-paper": "",
-    });
-    open.addEventListener("click", () => app.set({ view: "map", ...this.place }));
+    const go = () => app.set({ view: "map", ...this.place });
+    const open = makeButton("Open in the Map", go, { class: "plain", "data-off-paper": "" });
     const choices = element("div", { class: "compare-choices" }, this.text, this.layer, this.head);
     const heading = element("div", { class: "compare-title" }, this.title, this.model, open);
     this.box = element("div", { class: `compare-side ${kind}` }, choices, heading, this.sentence, this.doubt);

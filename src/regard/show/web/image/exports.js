@@ -1,5 +1,5 @@
 // @ts-check
-// What the Image view can save: the picture with its heat as a figure, and the weights of the chosen token.
+// What the Image view saves: the picture with its heat as a figure, and the weights of the chosen token.
 
 import { percent } from "../data/format.js";
 import { viewFigure } from "../picture/figure.js";
@@ -7,27 +7,10 @@ import { headWords, textWords } from "../picture/words.js";
 import { scopeName } from "../text/scope.js";
 
 /**
- * @typedef {Pick<import("./image.js").ImageView, "state" | "layer" | "heat" | "said" | "chips" | "stage" | "about" | "axis" | "outliers" | "looking">} ImageOnPaper
+ * The figure of what is shown.
+ * @param {import("./image.js").ImageView} view
  */
-
-/**
- * @param {App} app
- * @param {ImageOnPaper} view
- * @returns {Exported}
- */
-export function imageExports(app, view) {
-  return {
-    name: () => `image-layer-${view.layer.key}-token-${view.heat?.token ?? 0}`,
-    picture: () => imageFigure(app, view),
-    table: () => weightRows(view),
-  };
-}
-
-/**
- * @param {App} app
- * @param {ImageOnPaper} view
- */
-async function imageFigure(app, { state, layer, heat, said, chips, stage, about, outliers, looking }) {
+export async function imageFigure({ app, state, layer, heat, said, chips, stage, about, outliers, looking }) {
   if (!heat) throw new Error("no patch of this layer is shown");
   const { text, head } = state;
   const words =
@@ -41,10 +24,10 @@ async function imageFigure(app, { state, layer, heat, said, chips, stage, about,
 }
 
 /**
- * @param {ImageOnPaper} view
+ * @param {import("./image.js").ImageView} view
  * @returns {TableRow[]}
  */
-function weightRows(view) {
+export function weightRows(view) {
   if (!view.heat) throw new Error("no patch of this layer is shown");
   const { weights, from } = view.heat;
   const { names } = view.axis("theirs");

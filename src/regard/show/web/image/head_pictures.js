@@ -2,7 +2,7 @@
 // What every head of a layer does with the chosen token: a small picture for each, which chooses the head.
 
 import { latest } from "../parts/controls.js";
-import { element } from "../parts/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { percent } from "../data/format.js";
 import { layoutOf, patchOf } from "../data/patch_layout.js";
 import { axisOf } from "../data/tokens.js";
@@ -81,14 +81,9 @@ export class HeadPictures {
     this.small = layer.heads.slice(0, MOST).map((head) => {
       const canvas = new PictureCanvas(span, picture);
       const share = element("span", { class: "quiet" });
-      const button = element(
-        "button",
-        { type: "button", class: "head-picture" },
-        canvas.canvas,
-        element("span", { text: `head ${head}` }),
-        share,
-      );
-      button.addEventListener("click", () => this.app.set({ head, scope: "head" }));
+      const choose = () => this.app.set({ head, scope: "head" });
+      const parts = [canvas.canvas, element("span", { text: `head ${head}` }), share];
+      const button = makeButton("", choose, { class: "head-picture" }, ...parts);
       return { head, picture: canvas, button, share };
     });
     this.list.replaceChildren(...this.small.map(({ button }) => button));

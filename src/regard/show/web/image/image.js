@@ -11,7 +11,7 @@ import { exportMenu } from "../picture/menu.js";
 import { strongest } from "../text/ranking.js";
 import { layersInScope, weightsInScope } from "../text/scope.js";
 import { PageView } from "../view.js";
-import { imageExports } from "./exports.js";
+import { imageFigure, weightRows } from "./exports.js";
 import { makeImageControls } from "./image_controls.js";
 import { ImageNotes } from "./image_notes.js";
 import { HeadPictures } from "./head_pictures.js";
@@ -34,7 +34,12 @@ export class ImageView extends PageView {
   constructor(...place) {
     super(...place);
     const { root, app } = this;
-    this.controls = makeImageControls(app, exportMenu(app, imageExports(app, this)));
+    const save = exportMenu(app, {
+      name: () => `image-layer-${this.layer.key}-token-${this.heat?.token ?? 0}`,
+      picture: () => imageFigure(this),
+      table: () => weightRows(this),
+    });
+    this.controls = makeImageControls(app, save);
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.stage = element("div", {
       class: "image-stage",

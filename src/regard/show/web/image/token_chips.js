@@ -3,7 +3,7 @@
 // apart from the picture, so that what they receive does not hide what patches receive.
 
 import { makeScale } from "../parts/colours.js";
-import { element } from "../parts/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { percent } from "../data/format.js";
 import { short, visible } from "../data/tokens.js";
 import { heatColour } from "./heat.js";
@@ -36,28 +36,15 @@ export class TokenChips {
   write(names, tokens, others, receiving) {
     this.chips = tokens.slice(0, MOST).map((token) => {
       const text = names[token] ?? `token ${token}`;
-      const chip = element(
-        "button",
-        { type: "button", class: "chip", title: visible(text.slice(0, 80)) },
-        element("span", { text: short(text, 18) }),
-        element("span", { class: "weight" }),
-      );
-      chip.addEventListener("click", () => this.choose(token));
+      const look = { class: "chip", title: visible(text.slice(0, 80)) };
+      const chip = makeButton("", () => this.choose(token), look, ...chipParts(text));
       return Object.assign(chip, { token });
     });
     this.mine.replaceChildren(...this.chips);
     this.receivers = new Map();
     for (const token of others ? receiving.slice(0, MOST) : []) {
       const text = others?.[token] ?? `token ${token}`;
-      this.receivers.set(
-        token,
-        element(
-          "span",
-          { class: "chip" },
-          element("span", { text: short(text, 18) }),
-          element("span", { class: "weight" }),
-        ),
-      );
+      this.receivers.set(token, element("span", { class: "chip" }, ...chipParts(text)));
     }
     this.theirs.replaceChildren(...this.receivers.values());
     this.box.hidden = !this.chips.length && !this.receivers.size;
@@ -84,4 +71,12 @@ export class TokenChips {
     }
     for (const [token, chip] of this.receivers) fill(chip, token);
   }
+}
+
+/**
+ * A token's name, and room for what it receives.
+ * @param {string} text
+ */
+function chipParts(text) {
+  return [element("span", { text: short(text, 18) }), element("span", { class: "weight" })];
 }

@@ -35,11 +35,28 @@ export function element(name, attributes = {}, ...children) {
  * @param {string} text
  * @param {() => void} act
  * @param {Attributes} [attributes]
+ * @param {(Node | string)[]} children after the text
  */
-export function makeButton(text, act, attributes = {}) {
-  const made = element("button", { class: "button", type: "button", text, ...attributes });
+export function makeButton(text, act, attributes = {}, ...children) {
+  const made = element("button", { class: "button", type: "button", text, ...attributes }, ...children);
   made.addEventListener("click", act);
   return made;
+}
+
+/**
+ * A switch, which whoever made it turns by its `aria-checked`.
+ * @param {string} words beside it
+ * @param {() => void} act
+ */
+export function makeSwitch(words, act) {
+  const track = element("span", { class: "switch-track", "aria-hidden": "true" });
+  return makeButton(
+    "",
+    act,
+    { class: "plain switch", role: "switch", "aria-checked": "false" },
+    track,
+    words,
+  );
 }
 
 /**

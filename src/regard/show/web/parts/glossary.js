@@ -40,11 +40,10 @@ export function openGlossary(label = "", hint = GLOSSARY[label] ?? "") {
 }
 
 function makeDialog() {
-  const close = element("button", { class: "button", type: "button", text: "Close" });
+  const close = makeButton("Close", () => made.close());
   const head = element("div", { class: "glossary-head" }, element("h2", { text: "Glossary" }), close);
   const body = element("div", { class: "glossary-body" });
   const made = element("dialog", { class: "glossary", "aria-label": "Glossary" }, head, body);
-  close.addEventListener("click", () => made.close());
   made.addEventListener("click", (event) => event.target === made && made.close()); // beside it
   document.body.append(made);
   return made;

@@ -1,7 +1,7 @@
 // @ts-check
 // What is being done and how far it is, with a button to cancel: it looks the same wherever the reader has to wait.
 
-import { element } from "./dom.js";
+import { element, makeButton } from "./dom.js";
 
 const LEAST_DONE = 0.05; // the share from which the rest can be estimated
 const LEAST_LEFT = 3; // seconds worth mentioning
@@ -24,14 +24,13 @@ export class ProgressPanel {
   constructor(kind = "") {
     this.words = element("p", { class: "progress-words" });
     this.bar = element("progress", { max: "1" });
-    this.button = element("button", { class: "button", type: "button", text: "Cancel", hidden: true });
+    this.button = makeButton("Cancel", () => this.cancel(), { hidden: true });
     this.box = element("div", { class: `progress-panel ${kind}`.trim() }, this.words, this.bar, this.button);
     this.box.setAttribute("role", "status");
     this.what = ""; // that is being done
     this.began = 0;
     /** @type {() => void} */
     this.cancel = () => {};
-    this.button.addEventListener("click", () => this.cancel());
   }
 
   /**

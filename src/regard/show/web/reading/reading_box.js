@@ -28,10 +28,8 @@ export class ReadingBox {
       spellcheck: "false",
       dir: "auto",
     });
-    this.go = makeButton("Read it", () => this.read());
-    this.go.classList.add("strong");
-    this.shorten = makeButton("", () => this.read(this.most));
-    this.shorten.hidden = true;
+    this.go = makeButton("Read it", () => this.read(), { class: "button strong" });
+    this.shorten = makeButton("", () => this.read(this.most), { hidden: true });
     this.most = 0; // tokens that the model can read
     this.said = element("p", { class: "note", role: "status" });
     this.list = element("ul", { class: "held-texts", "aria-label": "Texts on this page" });
@@ -142,9 +140,8 @@ export class ReadingBox {
     this.list.hidden = held.length < 2;
     this.list.replaceChildren(
       ...held.map(({ number, title }) => {
-        const remove = makeButton("Remove", () => this.remove(number));
-        remove.classList.replace("button", "plain");
-        remove.setAttribute("aria-label", `Remove “${title}”`);
+        const named = { class: "plain", "aria-label": `Remove “${title}”` };
+        const remove = makeButton("Remove", () => this.remove(number), named);
         return element("li", {}, element("bdi", { class: "held-title", text: title, title }), remove);
       }),
     );

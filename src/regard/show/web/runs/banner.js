@@ -104,10 +104,8 @@ export class RunBanner {
       const cut = runs.cuts[n];
       const chip = element("li", { class: "cut-chip", text });
       if (single) return chip;
-      const undo = element("button", { type: "button", class: "chip-undo", text: "×" });
-      undo.setAttribute("aria-label", `Undo: ${words[n]}`);
-      undo.addEventListener("click", () => this.undoOne(cut));
-      chip.append(undo);
+      const named = { class: "chip-undo", "aria-label": `Undo: ${words[n]}` };
+      chip.append(makeButton("×", () => this.undoOne(cut), named));
       return chip;
     });
     this.chips.replaceChildren(...chips);
@@ -159,9 +157,10 @@ export class RunBanner {
   changedTokens({ most }, tokens) {
     const list = element("ol", { class: "changed" });
     for (const { position, before, after } of most) {
-      const button = element(
-        "button",
-        { type: "button", title: "Show what the model expects here" },
+      const button = makeButton(
+        "",
+        () => this.app.set({ view: "text", direction: "at", row: position - 1, col: -1 }),
+        { class: null, title: "Show what the model expects here" },
         element("span", { class: "place", text: position }),
         element(
           "span",
@@ -173,9 +172,6 @@ export class RunBanner {
         element("span", { class: "arrow", text: "→" }),
         element("span", { class: `weight ${after < before ? "less" : "more"}`, text: percent(after) }),
         changeBar(before, after),
-      );
-      button.addEventListener("click", () =>
-        this.app.set({ view: "text", direction: "at", row: position - 1, col: -1 }),
       );
       list.append(element("li", {}, button));
     }

@@ -1,7 +1,7 @@
 // @ts-check
 // Buttons beside the map that cut edges: the chosen one, all to the chosen key, or all in view.
 
-import { choice, element } from "../parts/dom.js";
+import { choice, element, makeButton } from "../parts/dom.js";
 import { mapQuantity } from "../data/quantity.js";
 import { short, tokenAt } from "../data/tokens.js";
 import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
@@ -31,12 +31,10 @@ export class EdgeCuts {
 
   /** @param {() => EdgeCut | null} cutOf */
   button(cutOf) {
-    const button = element("button", { class: "button", type: "button" });
-    button.addEventListener("click", () => {
+    return makeButton("", () => {
       const cut = cutOf();
       if (cut) this.app.runs.toggle(cut);
     });
-    return button;
   }
 
   /**

@@ -1,7 +1,7 @@
 // @ts-check
 // The switch that cuts a head. Where there is no model it is hidden.
 
-import { element } from "../parts/dom.js";
+import { makeSwitch } from "../parts/dom.js";
 
 /** @typedef {HTMLButtonElement & { show(layer: string, head: number): void }} HeadSwitch */
 
@@ -13,12 +13,7 @@ import { element } from "../parts/dom.js";
  */
 export function headSwitch(app, words) {
   const { runs } = app;
-  const button = element(
-    "button",
-    { class: "plain switch", type: "button", role: "switch", "aria-checked": "false" },
-    element("span", { class: "switch-track", "aria-hidden": "true" }),
-    words,
-  );
+  const button = makeSwitch(words, () => runs.toggle(cut));
   /** @type {Cut} */
   let cut = { kind: "head", layer: "", head: -1 };
   const draw = () => {
@@ -33,7 +28,6 @@ export function headSwitch(app, words) {
     button.title = "Run the model again without this head: its output becomes zero";
     draw();
   };
-  button.addEventListener("click", () => runs.toggle(cut));
   runs.on(draw);
   return Object.assign(button, { show });
 }

@@ -2,7 +2,7 @@
 // The page's first line, above the text: what the model expects after the telling token, which head looked it up, and
 // a switch that turns the lookup off. Below it are texts to try.
 
-import { element, makeButton } from "../parts/dom.js";
+import { element, makeButton, makeSwitch } from "../parts/dom.js";
 import { latest } from "../parts/controls.js";
 import { percent } from "../data/format.js";
 import { PLAIN } from "../data/quantity.js";
@@ -27,17 +27,11 @@ export class Story {
   constructor(app, reading) {
     this.app = app;
     this.line = element("p", { class: "story-line" });
-    this.switch = element(
-      "button",
-      { class: "plain switch", type: "button", role: "switch", "aria-checked": "false" },
-      element("span", { class: "switch-track", "aria-hidden": "true" }),
-      "turn the lookup off",
-    );
+    this.switch = makeSwitch("turn the lookup off", () => this.toggle());
     this.bars = element("ul", { class: "story-bars", "aria-live": "polite" });
     this.below = element("p", { class: "quiet", hidden: true, text: "Below, every head is on." });
-    const hide = makeButton("×", () => this.box.remove());
-    hide.setAttribute("aria-label", "Hide the story");
-    hide.classList.replace("button", "plain");
+    const named = { class: "plain", "aria-label": "Hide the story" };
+    const hide = makeButton("×", () => this.box.remove(), named);
     this.box = element(
       "section",
       { class: "story", "aria-label": "What this page shows", hidden: true },
@@ -50,7 +44,6 @@ export class Story {
     this.place = "";
     /** @type {AbortController | null} */
     this.running = null;
-    this.switch.addEventListener("click", () => this.toggle());
     this.look = latest((fresh) => this.find(fresh));
   }
 
@@ -116,10 +109,9 @@ export class Story {
     const next = follows ? this.word(position + 1, "from") : expected.token;
     const about =
       follows && next !== expected.token ? `${percent(expected.probability)} for its beginning` : "";
-    const here = makeButton(isCopy ? "here" : `“${tokens[key].trim() || tokens[key]}”`, () => {
-      document.querySelectorAll(".text-body .tok")[key]?.scrollIntoView({ block: "center" });
-    });
-    here.classList.replace("button", "plain");
+    const go = () => document.querySelectorAll(".text-body .tok")[key]?.scrollIntoView({ block: "center" });
+    const place = isCopy ? "here" : `“${tokens[key].trim() || tokens[key]}”`;
+    const here = makeButton(place, go, { class: "plain" });
     const share = `${percent(weight)} of its attention`;
     return [
       "After ",
@@ -198,11 +190,9 @@ export class Story {
 
 /** The name of such a head; the glossary opens at it. */
 function inductionTerm() {
-  const made = makeButton("an induction head", () =>
-    dispatchEvent(new CustomEvent("regard-term", { detail: { label: "Induction head" } })),
-  );
-  made.classList.replace("button", "plain");
-  return made;
+  const detail = { label: "Induction head" };
+  const open = () => dispatchEvent(new CustomEvent("regard-term", { detail }));
+  return makeButton("an induction head", open, { class: "plain" });
 }
 
 /**

@@ -3,7 +3,7 @@
 
 import { headName } from "../heads/order.js";
 import { latest } from "../parts/controls.js";
-import { element } from "../parts/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { count, percent } from "../data/format.js";
 import { labelTags } from "../parts/head_words.js";
 import { directionOf, short } from "../data/tokens.js";
@@ -18,16 +18,15 @@ export class HeadPanel {
     this.title = element("h2");
     this.tags = element("span", { class: "tags" });
     this.sentence = element("p", { class: "head-sentence" });
-    this.open = element("button", { class: "button", type: "button", text: "Open in Map" });
+    this.open = makeButton("Open in Map", () => {
+      if (this.row) app.set({ view: "map", layer: this.row.layer, head: this.row.head });
+    });
     this.body = element("div", { class: "survey-head-body" });
     const heading = element("div", { class: "survey-heading" }, this.title, this.tags, this.open);
     const label = { class: "survey-head", "aria-label": "The chosen head", "aria-live": "polite" };
     this.box = element("section", label, heading, this.sentence, this.body);
     /** @type {SurveyRow | null} */
     this.row = null;
-    this.open.addEventListener("click", () => {
-      if (this.row) app.set({ view: "map", layer: this.row.layer, head: this.row.head });
-    });
     this.fill = latest(async (fresh, /** @type {SurveyRow} */ row) => {
       this.body.setAttribute("aria-busy", "true");
       const head = await app.source.surveyHead(row.layer, row.head);

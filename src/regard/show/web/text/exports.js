@@ -1,5 +1,5 @@
 // @ts-check
-// What the Text view can save: the shaded text as a figure, and the weights of the chosen token.
+// What the Text view saves: the shaded text as a figure, and the weights of the chosen token.
 
 import { makeScale } from "../parts/colours.js";
 import { quantityTitle, spell } from "../data/quantity.js";
@@ -9,27 +9,10 @@ import { headWords, textWords } from "../picture/words.js";
 import { scopeName } from "./scope.js";
 
 /**
- * @typedef {Pick<import("./text.js").TextView, "state" | "layer" | "quantity" | "shaded" | "written" | "said" | "sheet" | "other">} TextOnPaper
+ * The figure of what is shown.
+ * @param {import("./text.js").TextView} view
  */
-
-/**
- * @param {App} app
- * @param {TextOnPaper} view
- * @returns {Exported}
- */
-export function textExports(app, view) {
-  return {
-    name: () => `text-${view.state.text}${view.shaded ? `-token-${view.shaded.token}` : ""}`,
-    picture: () => textFigure(app, view),
-    table: () => weightRows(view),
-  };
-}
-
-/**
- * @param {App} app
- * @param {TextOnPaper} view
- */
-async function textFigure(app, { state, layer, quantity, shaded, said, sheet, other }) {
+export async function textFigure({ app, state, layer, quantity, shaded, said, sheet, other }) {
   const { text, head } = state;
   const words =
     state.scope === "head"
@@ -69,10 +52,10 @@ function barOf({ top, signed }, { scale }, quantity) {
 }
 
 /**
- * @param {TextOnPaper} view
+ * @param {Pick<import("./text.js").TextView, "shaded" | "written" | "quantity">} view
  * @returns {TableRow[]}
  */
-function weightRows({ shaded, written, quantity }) {
+export function weightRows({ shaded, written, quantity }) {
   if (!shaded) throw new Error("select a token first");
   const { weights, from } = shaded;
   return [

@@ -14,7 +14,7 @@ import { exportMenu } from "../picture/menu.js";
 import { PageView } from "../view.js";
 import { makeTextControls } from "./controls.js";
 import { strongestEdges, rankingLine, strongest } from "./ranking.js";
-import { textExports } from "./exports.js";
+import { textFigure, weightRows } from "./exports.js";
 import { beside } from "./layout.js";
 import { TextNotes } from "./notes.js";
 import { axisOffsets, indexOnAxis, writtenText } from "./offsets.js";
@@ -49,7 +49,12 @@ export class TextView extends PageView {
     this.sheet = element("div", { class: "text-sheet" }, this.page.body);
     this.arcs = new ArcLayer(this.sheet);
     this.look = latest((fresh) => this.findWeights(fresh));
-    this.controls.bar.append(exportMenu(app, textExports(app, this)));
+    const save = exportMenu(app, {
+      name: () => `text-${this.state.text}${this.shaded ? `-token-${this.shaded.token}` : ""}`,
+      picture: () => textFigure(this),
+      table: () => weightRows(this),
+    });
+    this.controls.bar.append(save);
     const scroll = element("div", { class: "text-scroll" }, this.sheet);
     const main = element("div", { class: "text-main" }, this.said, scroll, this.predictions.box);
     root.append(this.controls.bar, element("div", { class: "text-view" }, main, this.notes.box));

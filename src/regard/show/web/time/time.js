@@ -4,7 +4,7 @@
 
 import { chart } from "../parts/chart.js";
 import { rampBar, select, slider } from "../parts/controls.js";
-import { choice, element } from "../parts/dom.js";
+import { choice, element, makeButton } from "../parts/dom.js";
 import { briefScore, count, score } from "../data/format.js";
 import { headTable } from "../parts/head_table.js";
 import { scoreAbout, scoreTitle } from "../data/score_words.js";
@@ -40,7 +40,7 @@ export class TimeView extends PageView {
     );
     this.which = select("Score", (value) => app.set({ score: value }));
     this.slider = slider("Step", (step) => app.set({ trainingStep: step }), count);
-    this.play = element("button", { class: "button", type: "button", text: "Play" });
+    this.play = makeButton("Play", () => this.togglePlay());
     const heading = () => `${this.run.name || app.meta.model}: ${scoreTitle(this.name)} over training`;
     const save = exportMenu(app, {
       name: () => `training-${this.name}`,
@@ -64,7 +64,6 @@ export class TimeView extends PageView {
     this.judging = element("section", {}, element("h2", { text: "Loss" }), this.losses);
     this.sample = element("blockquote", { class: "sample" });
     this.sampled = element("section", {}, element("h2", { text: "What the model writes" }), this.sample);
-    this.play.addEventListener("click", () => this.togglePlay());
     this.slider.input.addEventListener("pointerdown", () => this.stop());
     root.append(controls, this.layout());
   }

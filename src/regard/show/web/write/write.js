@@ -2,7 +2,7 @@
 // The Write view: the model continues a text, with its KV cache and without; what the cache saves.
 // It knows the lines that a generation sends (cli/model.py).
 
-import { element } from "../parts/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { some } from "../data/format.js";
 import { exportMenu } from "../picture/menu.js";
 import { viewFigure } from "../picture/figure.js";
@@ -173,7 +173,7 @@ function makeForm(submit) {
     id: "sampling",
     text: "0: always the likeliest token. 1: drawn with the model’s own probabilities.",
   });
-  const button = element("button", { class: "button strong", type: "button", text: "Generate" });
+  const button = makeButton("Generate", submit, { class: "button strong" });
   /** @param {string} text @param {HTMLElement} input */
   const field = (text, input) =>
     element("label", { class: "field" }, element("span", { class: "quiet small", text }), input);
@@ -185,7 +185,6 @@ function makeForm(submit) {
     sampling,
     button,
   );
-  button.addEventListener("click", submit);
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
   });
