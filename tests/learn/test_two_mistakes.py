@@ -96,6 +96,63 @@ CASES = (
         "slopes =",
     ),
     (8, 2, {"(places[:, None] - places).abs()": "places.expand(T, T)"}, "on the key alone", "distance ="),
+    (
+        2,
+        0,
+        {"self.W_q(x)": "x @ self.W_q.weight"},
+        "cannot be multiplied",
+        "q = self.W_q(x)",
+    ),
+    (
+        3,
+        0,
+        {"q @ k.mT / math.sqrt(k.shape[-1])": "q * k.shape[-1] ** -0.25 @ k.mT"},
+        "where head_dim is 6, the scores are multiplied by 0.6389",
+        "scores = q @ k.mT / math.sqrt(k.shape[-1])",
+    ),
+    (
+        3,
+        0,
+        {"torch.softmax(scores, dim=-1)": "torch.softmax(scores / 8, dim=-1)"},
+        "divided by 8",
+        "torch.softmax(scores, dim=-1)",
+    ),
+    (4, 1, {MOVED: "not torch.allclose(out, out_changed)"}, "accuses", MOVED),
+    (
+        5,
+        0,
+        {
+            "        weights = self.dropout(weights)": "        if self.training:\n"
+            "            keep = torch.rand_like(weights) > self.dropout.p\n"
+            "            weights = weights * keep"
+        },
+        "dropout-not-rescaled",
+        "",
+    ),
+    (
+        5,
+        0,
+        {
+            "weights = self.dropout(weights)": "weights = self.dropout(weights)\n"
+            "        weights /= weights.sum(-1, True)"
+        },
+        "divided by their sum again",
+        "leave out line 54",
+    ),
+    (
+        8,
+        1,
+        {"q, k = rotate(q), rotate(k)": "q, k = rotate(q), rotate(k, start=1)"},
+        "keys begin 1 later",
+        "q, k =",
+    ),
+    (
+        8,
+        0,
+        {"x[..., :half], x[..., half:]": "x[..., 0::2], x[..., 1::2]"},
+        "pairs neighbours",
+        "line 37: a, b =",
+    ),
 )
 
 

@@ -106,6 +106,10 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
         "one letter stands for axes of different sizes: is a tensor split or transposed in another order?",
     ),
     (
+        r"@ (self\.)?W_\w\.weight.*(cannot be multiplied|must match)",
+        "nn.Linear keeps its matrix as (out, in) and multiplies by its transpose; call it, as in self.W_q(x)",
+    ),
+    (
         r"einsum\(\).*no ellipsis",
         "one text has an axis less than a batch, and an equation names them all: three dots stand for those "
         'that it leaves alone, "...td,...sd->...ts"',

@@ -153,6 +153,10 @@ class _Runs:
         said = f"{match.function} needs a line before this one"
         return LineDifference(first.statement.lineno, match.name, said, both)
 
+    def is_elsewhere(self, match: Assignment) -> bool:
+        """Whether a line that this trial did not run, such as one for training alone, assigns that name."""
+        return _targets_in(self.mine, match.function).count(match.name) > len(self.own_by_key[match.key])
+
     def missing(self, match: Assignment) -> LineDifference | None:
         """The difference that a line of the solution is which was left out."""
         said = f"a line that changes `{match.name}` is missing, or its result is not assigned"
@@ -166,6 +170,8 @@ class _Runs:
             made = self.own_by_key[match.function, name]
             if number is not None and number < len(made):
                 return self.replaced(made[number], match, said)
+        if self.is_elsewhere(match):
+            return None
         before = [a for a in self.expected[: self.expected.index(match)] if a.function == match.function]
         for previous in reversed(before):
             number = _position(self.expected_by_key[previous.key], previous.statement) or 0
@@ -174,6 +180,13 @@ class _Runs:
                 line = line_of(match.statement, self.solution)
                 return LineDifference(made[number].statement.lineno, match.name, said, line, after=True)
         return None
+
+
+def _targets_in(program: Program, function: str) -> list[str]:
+    """The names that the statements of a function assign, each as often as it is assigned."""
+    definitions = (x for x in ast.walk(ast.parse(program.text)) if isinstance(x, ast.FunctionDef))
+    bodies = (node for x in definitions if x.name == function for node in ast.walk(x))
+    return [name for node in bodies if isinstance(node, ast.stmt) for name in targets_of(node)]
 
 
 def _position(assignments: list[Assignment], statement: ast.stmt) -> int | None:
@@ -195,6 +208,9 @@ def _compare(runs: _Runs, error: Exception | None, mine: Program) -> LineDiffere
             if number + 1 < len(made) or not describe_difference(assignment, matches[-1].value):
                 continue
             if number < len(matches) and not describe_difference(assignment, matches[number].value):
+                # The same line once more is another round of a loop, which has ended earlier.
+                if any(match.statement is matches[number + 1].statement for match in matches[: number + 1]):
+                    continue
                 return runs.missing(matches[number + 1])
             number = len(matches) - 1
         if number >= len(matches):
@@ -237,7 +253,7 @@ def _find_unset(runs: _Runs, has_ended: bool = True) -> LineDifference | None:
     for match in runs.expected:
         made = [assignment for assignment in runs.own if assignment.function == match.function]
         number = _position(runs.expected_by_key[match.key], match.statement) or 0
-        if not made or len(runs.own_by_key[match.key]) > number:
+        if not made or len(runs.own_by_key[match.key]) > number or runs.is_elsewhere(match):
             continue
         plain = runs.own_by_key[match.function, match.name.removeprefix("self.")]
         if match.name.startswith("self.") and plain:

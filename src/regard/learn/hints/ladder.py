@@ -51,6 +51,8 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
     """
     if outcome.status != "wrong":
         return replace(outcome, hints=tuple(filter(None, (outcome.hint, outcome.more))))
+    if not task.trials:  # a number to predict: whether it is more or less is told before how to find it
+        return replace(outcome, hints=tuple(filter(None, (outcome.more, outcome.hint))))
     chains = _find_differences(task, module, lesson, are_tried)
     differences = chains[0] if chains else []
     # All that is wrong may have been recognised together: both signs of a turn turn it the other way round.
@@ -179,9 +181,9 @@ def _look(outcome: Outcome, task: Task, lesson: Lesson) -> str:
     """The first hint where no line is known."""
     if row := _row_of(outcome, lesson):
         return row
-    # The numbers in a lesson are those of its first task; one to predict has no lines.
-    if not task.trials or lesson.solution.find(f" {task.name}") > lesson.solution.find("\n\n\ndef ") > 0:
-        return ""
+    # The numbers in a lesson are those of its first task.
+    if lesson.solution.find(f" {task.name}") > lesson.solution.find("\n\n\ndef ") > 0:
+        return f"read what the exercise says of each line of `{task.name}`: which of yours does not do that?"
     return (
         f"run `{task.name}` on the numbers of 'By hand' in the lesson, and print what each of your lines "
         "gives: which is the first that is not there?"

@@ -28,8 +28,10 @@ INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropou
 CHECK = "check_against_pytorch"
 BUFFER = 'self.register_buffer("causal_mask", visible, persistent=False)'
 EFFECTS = {
+    "scale-from-model-width": "You divide by √d_model. q and k have the width head_dim, so the scores get "
+    "too small and the weights too even.",
     "plain-attribute": "When the module is moved to another device, `causal_mask` stays behind, and forward "
-    "fails there: it is a plain attribute."
+    "fails there: it is a plain attribute.",
 }
 MISTAKE_HINTS = {
     "plain-attribute": BUFFER,
@@ -169,7 +171,7 @@ def judge_check(function: Any, module: ModuleType) -> Outcome:
         except NotImplementedError:
             raise
         except AttributeError as error:
-            hint = "every head has W_q, W_k and W_v, and head(x) gives out: use no other names of it"
+            hint = "a head has W_q, W_k and W_v and gives its output when called; use no other names of it"
             return replace(error_outcome(CHECK, error, module), hint=hint)
         except Exception as error:
             return error_outcome(CHECK, error, module)
@@ -293,7 +295,7 @@ TASKS = (
                 ROW[:2].sum() / 0.5
             ).item(): "that is the row of the table, where the last weight is dropped; here it is the first",
         },
-        hint="(0.2483 + 0.5035) / (1 − 0.5)",
+        hint="dropout multiplies what it keeps by 1 / (1 − p): add up what is kept, enlarged by that",
     ),
 )
 USUAL_MISTAKES = (

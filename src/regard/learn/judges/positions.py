@@ -64,20 +64,16 @@ ROTATION = FunctionTask(
     (Result("turned", "(…, T, head_dim)"),),
     (
         WrongWay(TURNED_A, "a * cos + b * sin", "rotation-sign-lost"),
-        *(
-            WrongWay(right, wrong, said=said, hint=BOTH)
-            for right, wrong, said in (
-                (
-                    f"{TURNED_A}\n{TURNED_B}",
-                    "a * cos + b * sin\nb * cos - a * sin",
-                    "it turns the other way round: scores would be right, but weights of trained models "
-                    "would not fit",
-                ),
-                (f"{HALVES}\n{PAIRS}", f"{EVEN_AND_ODD}\n{INTERLEAVED}", NEIGHBOURS),
-                (HALVES, EVEN_AND_ODD, NEIGHBOURS),
-                (PAIRS, "x", "nothing is turned: it returns x"),
-            )
+        WrongWay(
+            f"{TURNED_A}\n{TURNED_B}",
+            "a * cos + b * sin\nb * cos - a * sin",
+            said="it turns the other way round: scores would be right, but weights of trained models would "
+            "not fit",
+            hint=BOTH,
         ),
+        WrongWay(f"{HALVES}\n{PAIRS}", f"{EVEN_AND_ODD}\n{INTERLEAVED}", said=NEIGHBOURS),
+        WrongWay(HALVES, EVEN_AND_ODD, said=NEIGHBOURS),
+        WrongWay(PAIRS, "x", said="nothing is turned: it returns x", hint=BOTH),
         *(
             WrongWay(right, wrong, said=said)
             for right, wrong, said in (
@@ -166,6 +162,10 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
         turned: Tensor = Rotary(8)(t, positions=torch.arange(by, by + t.shape[-2]))
         return turned
 
+    def across_heads(t: Tensor) -> Tensor:
+        whole: Tensor = Rotary(32)(t.transpose(1, 2).flatten(2))
+        return whole.unflatten(-1, (4, 8)).transpose(1, 2)
+
     starts: Iterator[tuple[tuple[Turn, Turn, Turn], str, str]] = (
         (
             (partial(late, by=max(-by, 0)), partial(late, by=max(by, 0)), stay),
@@ -191,6 +191,11 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
             "",
             "queries and keys are turned twice: every distance counts double",
         ),
+        (
+            (across_heads, across_heads, stay),
+            "",
+            "queries and keys are turned before they are split into heads: pairs lie in different heads",
+        ),
         *starts,
     )
     variants = (Variant(causal_output(layer, x, 4, *three), name, said) for three, name, said in turns)
@@ -207,7 +212,9 @@ def _wrong_turns_of_weights(layer: Any, x: Tensor) -> Outcome | None:
         f"where nothing is turned it is right; turned, its weights are off by up to {difference:.2g}. Each "
         "query and each key has to be turned once, by its own position"
     )
-    return Outcome(LAYER, "wrong", said, hint="look at what is turned, and from which position on")
+    return Outcome(
+        LAYER, "wrong", said, hint="print the shape of what is turned: it should be (B, H, T, head_dim)"
+    )
 
 
 def _picture(thing: Any) -> WeightPicture:
@@ -243,9 +250,10 @@ def judge_alibi(function: Any, module: ModuleType) -> Outcome:
         wrong = _wrong_bias(bias, heads, T)
         if wrong is not None:
             return wrong
-    return Outcome(
-        ALIBI, "done", "a penalty that grows with the distance, faster in some heads than in others."
-    )
+    done = "a penalty that grows with the distance, faster in some heads than in others."
+    if largest_difference(bias, bias.mT) > TOLERANCE:
+        done += " Above the diagonal it is not compared: the causal mask hides what stands there."
+    return Outcome(ALIBI, "done", done)
 
 
 def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
@@ -294,7 +302,8 @@ TASKS = (
             math.sin(3): "that is the sine; the product of (cos 7, sin 7) and (cos 4, sin 4) is a cosine",
             0.0: "they are not at right angles: three radians are nearly half a turn",
         },
-        hint="cos(7 − 4), in radians",
+        hint="turned, the two are as far apart as their positions, in radians; the product of two vectors of "
+        "length 1 is the cosine of the angle between them",
     ),
 )
 USUAL_MISTAKES = (

@@ -219,9 +219,17 @@ def _with_both_scales(outcome: Outcome, cls: Any) -> Outcome:
     if outcome.mistake != "constant-scale":
         return outcome
     widths = (HEAD_DIM, 2 * HEAD_DIM)
-    factors = [_scale_of(cls, width) * width**0.5 for width in widths]
-    if not factors[0] or abs(factors[0] - factors[1]) > TOLERANCE:
+    scales = [_scale_of(cls, width) for width in widths]
+    if not all(scales) or abs(scales[0] - scales[1]) < TOLERANCE:
         return outcome
+    factors = [scale * width**0.5 for scale, width in zip(scales, widths, strict=True)]
+    if abs(factors[0] - factors[1]) > TOLERANCE:
+        said = "; ".join(
+            f"where head_dim is {width}, the scores are multiplied by {scale:.4g}, and 1/√head_dim is "
+            f"{width**-0.5:.4g}"
+            for scale, width in zip(scales, widths, strict=True)
+        )
+        return replace(outcome, mistake="", message=said, hint="divide by √head_dim, once")
     said = (
         f"the scores are divided by √head_dim, and then they are multiplied by {factors[0]:.4g} as well "
         f"(divided by {1 / factors[0]:.4g}), at every width"

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -279,7 +278,7 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
         said = f"in layer {layer} a weight differs from the model's by {difference:.2g}"
         projections, x = _layer_projections(layer), layer_call(layer).x
         heads = load_model().config.num_heads
-        known: Iterable[Variant] = chain(
+        known: Iterable[Variant] = itertools.chain(
             _wrong_answers(layer)[0],
             *(wrong_weights(projections, x, heads, turn) for turn in (ROTATE.right, lambda t: t)),
         )
