@@ -67,7 +67,7 @@ def guess_task(
         if distance <= within * abs(number):
             # Any guess will do where nothing is said about `within`; a far one is not marked as right.
             status = "done" if distance <= min(within, near) * abs(number) else "guessed"
-            how = ", which is near" if status == "done" and told != _text(number) else ""
+            how = ", nearly right" if status == "done" and told != _text(number) else ""
             return Outcome(name, status, f"you guessed {told}{how}; {said} is {_text(number)}")
         off = f"more than {within:.0%} off" if within else "not right"
         message = f"{said} is not {told}: that is {off}"
