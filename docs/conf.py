@@ -4,7 +4,6 @@ import functools
 import os
 import sys
 
-import furo
 from sphinx.search.en import SearchEnglish
 
 from regard.version import __version__
@@ -24,8 +23,6 @@ myst_links_external_new_tab = False
 
 # For the search, a word is stemmed once, not on every page anew.
 SearchEnglish.stem = functools.cache(SearchEnglish.stem)  # type: ignore[method-assign]
-# Most pages have the same navigation, which the theme parses on each of them.
-furo.get_navigation_tree = functools.cache(furo.get_navigation_tree)
 
 html_theme = "furo"
 html_title = "Regard"

@@ -135,6 +135,11 @@ def _explain_in_lesson(name: str, number: int) -> bool:
         console.print(Text.assemble("\nIn ", (function, "bold"), f": {wrong}"))
         if hint:
             console.print(Text(f"  fix: {hint}"))
+    # What is always true of it; a mistake of the course alone has no reason of its own.
+    for title in ("effect", "why", "fix"):
+        text = getattr(entry, title, "")
+        if text and text != said:
+            console.print(Text.assemble("\n", (title, "bold"), f"  {text}"))
     return True
 
 

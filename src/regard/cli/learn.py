@@ -259,7 +259,8 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
         raise ValueError(f"lesson {lesson.number} has nothing to write: {next_step}")
     printed = ""
     try:
-        limit = lesson.timeout if timeout is None else timeout
+        # A hint is tried before it is told, which takes as long as judging.
+        limit = timeout or lesson.timeout * (2 if hint else 1)
         with console.status(f"Judging, at most {limit:g} s …") as status:
 
             def tell(line: dict[str, Any]) -> None:
@@ -268,7 +269,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
                 if "doing" in line:
                     status.update(escape(str(line["doing"])))
 
-            outcomes = judge_in_process(lesson, folder / lesson.file, timeout=timeout, hints=hint, tell=tell)
+            outcomes = judge_in_process(lesson, folder / lesson.file, timeout=limit, hints=hint, tell=tell)
     except CheckError as error:
         _print_printed(printed)
         typer.echo(f"regard: {escape(str(error))}", err=True)

@@ -35,10 +35,17 @@ def explain_in_lesson(lesson: Lesson, name: str) -> LessonExplanation | None:
     if usual:
         right = plain_solution(lesson.solution).splitlines()
         wrong = plain_solution(lesson.solution.replace(usual[0].right, usual[0].wrong)).splitlines()
-        lines = tuple(difflib.unified_diff(wrong, right, lineterm=""))[3:]
+        lines = _without_docstring(tuple(difflib.unified_diff(wrong, right, lineterm=""))[3:])
     ways = tuple(_ways(lesson, name))
     said = row[1].replace("\\|", "|") if row else ""  # a table writes \| for a bar that ends no column
     return LessonExplanation(said, lines, ways) if row or usual or ways else None
+
+
+def _without_docstring(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines of a difference without those before it that end a docstring."""
+    changed = next((n for n, line in enumerate(lines) if line[:1] in "+-"), 0)
+    ends = [n for n, line in enumerate(lines[:changed]) if line.endswith('"""')]
+    return lines[ends[-1] + 1 :] if ends else lines
 
 
 def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from regard.learn.hints.first_difference import LineDifference
 
 UNKNOWN_NAME = re.compile(r"\b(NameError|UnboundLocalError): ")
+SECONDS = 20.0  # that trying lines may take, before it is given up
 SINGLE_STAR = re.compile(r"(?<!\*)\*(?!\*)")
 MATRIX_PRODUCT = re.compile(r"sum\(|matmul\(|mm\(")  # `einsum` and `bmm` among them
 # Code in a sentence: a call, an index, an assignment, a product.
-CODE = re.compile(r"\w\(|\w\[|=| @ | [*/] |\.mT")
+CODE = re.compile(r"\w\(|\w\[|=| @ | [*/] |\.mT|\bcos\b.*\bsin\b")
 AXES = re.compile(r"\([BHTSG…][,)]|\([\w…]+, [^)]*\)")  # (B, T, d_model)
 WORD = re.compile(r"[A-Za-z]{3,}")
 
@@ -80,13 +82,15 @@ def _find_place(
         return HintPlace((with_lines[0][0],), True) if with_lines else None
     from regard.learn.hints.tried_lines import find_helping
 
-    if found := find_helping(task, module, outcome, with_lines):
+    end = time.monotonic() + SECONDS
+    if found := find_helping(task, module, outcome, with_lines, end):
         return HintPlace(*found)
     # A line of the learner's own, with names of its own, may still be found by what it holds.
     steps = [] if with_lines else _find_missing_steps(task, module, lesson)
-    if found := find_helping(task, module, outcome, steps):
+    if found := find_helping(task, module, outcome, steps, end):
         return HintPlace(*found)
-    found = find_helping(task, module, outcome, [] if with_lines else _find_superfluous(task, module, lesson))
+    superfluous = [] if with_lines else _find_superfluous(task, module, lesson)
+    found = find_helping(task, module, outcome, superfluous, end)
     # A line that is left out may only hide what is wrong, unless nothing is wrong any more.
     return HintPlace(*found) if found and found[1] else None
 
@@ -133,7 +137,9 @@ def _steps(
     else:
         difference = place.differences[0]
         mark = marks_of(lesson.solution).get(difference.step or difference.right, "")
-        steps = [_ask(difference, mark), _say_where(place, reason, mark), hint]
+        # Where the numbers look right, as those of dropout do, the lesson's own words say more.
+        unseen = difference.said.endswith(GENERAL_DIFFERENCE) and _row_of(outcome, lesson)
+        steps = [unseen or _ask(difference, mark), _say_where(place, reason, mark), hint]
     if outcome.hint in GENERAL or (ERROR.search(outcome.message) and reason):
         steps[0] = reason or outcome.hint
     return tuple(dict.fromkeys(step for step in (*steps, outcome.more) if step))
@@ -171,9 +177,8 @@ def _ask(difference: LineDifference, mark: str) -> str:
 
 def _look(outcome: Outcome, task: Task, lesson: Lesson) -> str:
     """The first hint where no line is known."""
-    row = re.search(rf"^\| `{re.escape(outcome.mistake)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
-    if outcome.mistake and row and not CODE.search(row[1]):
-        return row[1]
+    if row := _row_of(outcome, lesson):
+        return row
     # The numbers in a lesson are those of its first task; one to predict has no lines.
     if not task.trials or lesson.solution.find(f" {task.name}") > lesson.solution.find("\n\n\ndef ") > 0:
         return ""
@@ -181,6 +186,12 @@ def _look(outcome: Outcome, task: Task, lesson: Lesson) -> str:
         f"run `{task.name}` on the numbers of 'By hand' in the lesson, and print what each of your lines "
         "gives: which is the first that is not there?"
     )
+
+
+def _row_of(outcome: Outcome, lesson: Lesson) -> str:
+    """What the lesson's table of usual mistakes says of a mistake, if it says so without code; else ""."""
+    row = re.search(rf"^\| `{re.escape(outcome.mistake)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
+    return row[1] if outcome.mistake and row and not CODE.search(row[1]) else ""
 
 
 def _words_of(hint: str) -> str:

@@ -14,24 +14,22 @@ from types import ModuleType
 
 from regard.checker.subject.locate import import_place
 from regard.learn.hints.errors import ERROR, describe_error
-from regard.learn.hints.first_difference import LineDifference
+from regard.learn.hints.first_difference import MOST, LineDifference
 from regard.learn.hints.trial_run import write_line
 from regard.learn.lesson import Outcome, Task
 
-SECONDS = 8.0  # that trying may take, before it is given up
 NUMBER = re.compile(r"[\d.]+(e-?\d+)?")
 
 
 def find_helping(
-    task: Task, module: ModuleType, outcome: Outcome, chains: Sequence[Sequence[LineDifference]]
+    task: Task, module: ModuleType, outcome: Outcome, chains: Sequence[Sequence[LineDifference]], end: float
 ) -> tuple[tuple[LineDifference, ...], bool] | None:
     """Return the first difference whose line makes the verdict better, and whether it makes the task right.
 
     Each of `chains` is what differs in one trial. Where no line alone helps, but all of a chain together
     make the task right, they are returned: two lines may be wrong in one way, as for keys and values. None
-    if nothing helps.
+    if nothing helps until `end`, a time of `time.monotonic`.
     """
-    end = time.monotonic() + SECONDS
     tried: dict[LineDifference, Outcome | None] = {}
     helping: list[tuple[LineDifference, Sequence[LineDifference]]] = []
     for chain in chains:
@@ -43,6 +41,11 @@ def find_helping(
                 if followed.status != "wrong":
                     return (difference,), True
                 helping.append((difference, chain))
+                # What was recognised as a whole is another mistake with one of its lines mended.
+                if outcome.hint and followed.mistake and not outcome.mistake and 1 < len(chain) < MOST:
+                    whole = _judge_with(task, module, chain)
+                    if whole is not None and whole.status != "wrong":
+                        return tuple(chain), True
     for chain in chains if not helping else ():
         followed = _judge_with(task, module, chain) if len(chain) > 1 and time.monotonic() < end else None
         if followed is not None and followed.status != "wrong":
@@ -53,6 +56,9 @@ def find_helping(
         alone = _judge_with(task, module, others) if others and time.monotonic() < end else None
         if alone is not None and _kind(outcome) in (_kind(alone), ("", _kind(alone)[1])):
             return (difference,), False
+    # Only several lines together are what is named, and one of them may be right in its own way.
+    if outcome.mistake and len(helping) > 1:
+        return None
     return ((helping[0][0],), False) if helping else None
 
 

@@ -61,7 +61,8 @@ def guess_task(
             how = " with a point, as in 0.5, not with a comma" if isinstance(guess, tuple) else how
             wanted = f"expected a number{how}"
             return Outcome(name, "unfinished", f"{wanted}, got {guess!r}")
-        told = _text(float(guess))
+        # 1.5035 for 1.50349 is not another number, rounded to four digits as 1.504 and 1.503.
+        told = _text(number if round(float(guess), 4) == round(number, 4) else float(guess))
         distance = abs(float(guess) - number)
         if distance <= within * abs(number):
             # Any guess will do where nothing is said about `within`; a far one is not marked as right.

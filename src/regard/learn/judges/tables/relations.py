@@ -24,6 +24,9 @@ def describe_relation(answer: Tensor, right: Tensor) -> str:
     a, b = answer.double(), right.double()
     if b.ndim > 1 and len(b) and _equal(b.sum(-1), torch.ones(())).all() and (said := _about_sums(a)):
         return said
+    if b.ndim > 1 and (at := (a.isinf() != b.isinf()).nonzero()).numel():
+        *_, row, column = place = at[0].tolist()
+        return f"is {a[tuple(place)]:.3g} in row {row}, column {column}, and should be {b[tuple(place)]:.3g}"
     if a.isfinite().all() and (factor := _factor(a, b)):
         return f"is {factor:.4g} times what it should be"
     if b.ndim < 2 or b.shape[-2] < 3:

@@ -16,7 +16,7 @@ import { headScores, describeScores } from "./head_scores.js";
 import { changes } from "./predictions.js";
 import { randomCuts } from "../data/random_heads.js";
 import { Reading } from "./reading.js";
-import { firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
+import { distinctTitle, firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
 import { thumbnails } from "./thumbnail.js";
 import { Tokenizer } from "./tokens/tokenizer.js";
 import { textUnits } from "./tokens/units.js";
@@ -101,7 +101,7 @@ export class LiveWeights extends SavedWeights {
     const ids = [...prompt, ...continuation];
     const most = this.about.config.context_length;
     if (ids.length > most) return { too_long: { tokens: ids.length, most } };
-    const title = distinct(titleOf(text), this.meta.texts);
+    const title = distinctTitle(titleOf(text), this.meta.texts);
     const done = await this.run(ids, [], title, pause, tell);
     if (continuation.length) done.meta.boundary = prompt.length;
     return done;
@@ -441,16 +441,4 @@ function withoutCutHeads(factors, { model, cuts }, layer) {
   for (const head of model.limits(layer, cuts).heads)
     factors.fill(0, Number(head) * S, (Number(head) + 1) * S);
   return factors;
-}
-
-/**
- * A title that no other text has: a second text with the same first words is called "… (2)".
- * @param {string} title
- * @param {Pick<TextMeta, "title" | "edited">[]} texts
- */
-function distinct(title, texts) {
-  const taken = texts.filter(({ edited }) => !edited).map((one) => one.title);
-  let name = title;
-  for (let n = 2; taken.includes(name); n++) name = `${title} (${n})`;
-  return name;
 }

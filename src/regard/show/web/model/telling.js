@@ -71,6 +71,18 @@ export function titleOf(text) {
 }
 
 /**
+ * A title that no other text has: a second text with the same first words is called "… (2)".
+ * @param {string} title
+ * @param {Pick<TextMeta, "title" | "edited">[]} texts
+ */
+export function distinctTitle(title, texts) {
+  const taken = texts.filter(({ edited }) => !edited).map((one) => one.title);
+  let name = title;
+  for (let n = 2; taken.includes(name); n++) name = `${title} (${n})`;
+  return name;
+}
+
+/**
  * For each token the first one with the same id.
  * @param {ArrayLike<number>} ids
  */
