@@ -55,9 +55,10 @@ def summarise_together(maps: Sequence[AttentionMap | LinearAttentionMap]) -> lis
         if len(numbers) == 1:
             summaries[numbers[0]] = joined
             continue
-        # In memory of their own: a layer that is kept without the others is not to keep theirs.
-        parts = zip(*([part.clone() for part in x.chunk(len(numbers))] for x in joined), strict=True)
-        summaries |= zip(numbers, map(LayerSummary._make, parts), strict=True)
+        for i, parts in zip(numbers, zip(*(x.chunk(len(numbers)) for x in joined), strict=True), strict=True):
+            part = LayerSummary._make(parts)
+            # Nearly all of it, in memory of its own: a layer that is kept alone is not to keep the others'.
+            summaries[i] = part._replace(mass=part.mass.clone(), max=part.max.clone())
     return [summaries[i] for i in range(len(maps))]
 
 
