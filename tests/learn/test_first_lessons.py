@@ -86,4 +86,6 @@ def test_a_hint_has_no_names_that_the_code_has_not(tmp_path: Path) -> None:
     ],
 )
 def test_other_tests_for_leaks_are_right_too(right: str, wrong: str, tmp_path: Path) -> None:
-    assert outcomes(4, right, wrong, tmp_path)["finds_leak"].status == "done"
+    outcome = outcomes(4, right, wrong, tmp_path)["finds_leak"]
+    assert outcome.status == "done"
+    assert ("compares bit for bit" in outcome.message) == (right == MOVED)

@@ -6,6 +6,7 @@ import pytest
 
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
+from regard.learn.hints.errors import GENERAL_DIFFERENCE
 from regard.learn.judgement import tasks_of
 from tests.learn.in_process import judge_one
 
@@ -17,6 +18,10 @@ SCORES, WEIGHTS, OUT = (
 LOOP = (
     "scores = torch.zeros(*x.shape[:-1], x.shape[-2])\n    for i in range({}):\n        for j in range({}):\n"
     "            scores[..., i, j] = (x[..., i, :] * x[..., j, :]).sum(-1)"
+)
+TRANSPOSED = (
+    "out = torch.zeros_like(v)\n        for i in range(x.shape[1]):\n"
+    "            for j in range(x.shape[1]):\n                out[:, i] += weights[:, j, i, None] * v[:, j]"
 )
 CHANGED, MOVED = (
     "changed[:, t] = torch.randn_like(x[:, t])",
@@ -83,6 +88,43 @@ CASES = (
         },
         "all too small",
         "torch.allclose",
+    ),
+    (
+        2,
+        0,
+        {"scores = q @ k.mT": "scores = k @ q.mT", "v = self.W_v(x)": "v = self.W_k(x)"},
+        "one-projection",
+        "v = self.W_v(x); and line 38: scores = q @ k.mT",
+    ),
+    (2, 0, {"out = weights @ v": TRANSPOSED}, "the weights are transposed there", "out = weights @ v"),
+    (
+        4,
+        0,
+        {"tril()": "triu(1)", "masked_fill(~visible, -torch.inf)": "masked_fill(visible, 0)"},
+        "masked-with-zero",
+        "masked_fill(visible, -torch.inf)",
+    ),
+    (
+        5,
+        0,
+        {
+            'self.register_buffer("causal_mask", visible, persistent=False)': "self.causal_mask = visible",
+            "weights = self.dropout(weights)": "v = self.dropout(v)",
+        },
+        "plain-attribute",
+        "after line 52: weights = self.dropout(weights); and leave out line 53",
+    ),
+    (2, 0, {"k.mT": "k.reshape(k.shape[0], k.shape[2], k.shape[1])"}, "reshaped, not transposed", "q @ k.mT"),
+    (7, 1, {"math.sqrt(k.shape[-1])": "math.sqrt(context.shape[-1])"}, "by √d_context", "k.shape[-1]"),
+    (
+        5,
+        1,
+        {
+            "q, k, v = head.W_q(x), head.W_k(x)": "q, k, v = head.W_k(x), head.W_q(x)",
+            "torch.allclose(out, expected, atol=1e-6)": "(out - expected).max() <= 1e-6",
+        },
+        "It rejects every head",
+        "q, k, v = head.W_q(x), head.W_k(x), head.W_v(x)",
     ),
     (8, 0, {"places[:, None] * turns": "places[:, None] * turns * 180 / math.pi"}, "in degrees", "angles ="),
     (
@@ -170,5 +212,10 @@ def test_the_hint_is_about_what_is_said(
     assert said in f"{outcome.mistake} {outcome.message}", outcome
     assert ("line " in outcome.hint) == bool(code), outcome
     assert code in outcome.hint, outcome
+    # Nothing is asserted that is not so, and the place is told with what has been said of it.
+    assert not outcome.hints[0].endswith("direction cannot be learned"), outcome
+    assert all(not hint.endswith(GENERAL_DIFFERENCE) for hint in outcome.hints[1:2]) or outcome.mistake, (
+        outcome
+    )
     # The line is not in the hints before the last one.
     assert not code or all(code not in hint for hint in outcome.hints[:-1]), outcome

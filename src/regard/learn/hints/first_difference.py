@@ -268,7 +268,9 @@ def _find_unset(runs: _Runs, has_ended: bool = True) -> LineDifference | None:
         if function_result := [a for a in made if a.name == "return" and a.key not in known]:
             others = function_result
         if others:
-            return runs.replaced(others[0], match, f"{match.function} needs another line")
+            return runs.replaced(
+                others[0], match, f"{match.function} needs a different line in place of this one"
+            )
         is_attribute = match.name.startswith("self.")
         if is_result or number or is_attribute or is_call or runs.lone_expression(match):
             if found := runs.missing(match):
@@ -299,7 +301,7 @@ def _is_same(mine: ast.stmt, right: ast.stmt) -> bool:
 
 def describe_difference(assignment: Assignment, expected: Any) -> str:
     """Return how a value differs from the expected one; "" if it does not."""
-    value = assignment.value
+    value = _as_bool(assignment.value, expected)
     name = "what it returns" if assignment.name == "return" else f"`{assignment.name}`"
     if isinstance(expected, Tensor) and isinstance(value, Tensor):
         if value.shape != expected.shape:
@@ -329,8 +331,15 @@ def _kind(value: Any) -> str:
     return "a tensor" if isinstance(value, Tensor) else f"{value!r:.70}"
 
 
+def _as_bool(value: Any, expected: Any) -> Any:
+    """A value, or its one entry where a yes or no is expected: a tensor of one is as good."""
+    is_one = isinstance(expected, bool) and isinstance(value, Tensor) and value.numel() == 1
+    return bool(value) if is_one else value
+
+
 def values_agree(value: Any, expected: Any) -> bool:
     """Return whether two values are the same, up to rounding; of kinds that cannot be compared they are."""
+    value = _as_bool(value, expected)
     if isinstance(expected, Tensor) and isinstance(value, Tensor):
         same = value.shape == expected.shape and (expected.dtype != torch.bool or value.dtype == torch.bool)
         return same and torch.allclose(

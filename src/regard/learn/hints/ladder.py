@@ -114,11 +114,9 @@ def _hint_without_line(outcome: Outcome, differences: list[LineDifference], has_
 def _hint_with_line(outcome: Outcome, task: Task, place: HintPlace) -> str:
     """The whole hint: a reason, and the line to write."""
     difference = place.differences[0]
-    write = "; and ".join(f"{_where(each)}: {each.right}" for each in place.differences)
+    write = "; and ".join(_write(each) for each in place.differences)
     if difference.is_loop:
         write = f"in place of the loop at {write}"
-    if difference.right == "pass":
-        write = f"leave out {_where(difference)}"
     # The line that raised an error may not be the one to blame, and a hint for it would mislead.
     elsewhere = not difference.raised and outcome.hint not in task.error_hints
     misleads = outcome.hint in GENERAL | task.summaries or (elsewhere and ERROR.search(outcome.message))
@@ -134,32 +132,51 @@ def _steps(
     outcome: Outcome, task: Task, lesson: Lesson, place: HintPlace | None, hint: str
 ) -> tuple[str, ...]:
     """The hints in their order: what to look at, the place and the reason, and the whole."""
-    reason = "" if outcome.hint in GENERAL else _words_of(outcome.hint)
+    reason = "" if outcome.hint in GENERAL | task.summaries else _words_of(outcome.hint)
     if place is None:
         steps = [_look(outcome, task, lesson), reason, hint]
     else:
         difference = place.differences[0]
         mark = marks_of(lesson.solution).get(difference.step or difference.right, "")
         # Where the numbers look right, as those of dropout do, the lesson's own words say more.
-        unseen = difference.said.endswith(GENERAL_DIFFERENCE) and _row_of(outcome, lesson)
-        steps = [unseen or _ask(difference, mark), _say_where(place, reason, mark), hint]
+        is_one = len(place.differences) == 1
+        is_unseen = is_one and difference.said.endswith(GENERAL_DIFFERENCE)
+        unseen = _row_of(outcome, lesson) if is_unseen else ""
+        # At the line that makes it right the mistake is what it is called, and no question any more.
+        exact = unseen if place.is_all and not reason else ""
+        steps = [
+            _asked(unseen) or _ask(difference, mark),
+            _say_where(outcome, place, reason or exact, mark),
+            hint,
+        ]
     if outcome.hint in GENERAL or (ERROR.search(outcome.message) and reason):
         steps[0] = reason or outcome.hint
     return tuple(dict.fromkeys(step for step in (*steps, outcome.more) if step))
 
 
-def _say_where(place: HintPlace, reason: str, mark: str) -> str:
+def _say_where(outcome: Outcome, place: HintPlace, reason: str, mark: str) -> str:
     """The second hint: the place and the reason, without the line to write."""
     difference = place.differences[0]
     where = f"{'the loop at ' if difference.is_loop else ''}{_where(difference)}"
     name = "" if difference.name.endswith("()") or difference.name == "return" else f"`{difference.name}`"
     # What is seen in the numbers, then why; "is the first value that differs" says nothing beside a reason.
     seen = "" if reason and difference.said.endswith(GENERAL_DIFFERENCE) else difference.said
+    # The judge may have seen more exactly what is wrong, and the place alone would say less than it.
+    if seen.endswith(GENERAL_DIFFERENCE) and not outcome.mistake and not ERROR.search(outcome.message):
+        exact = outcome.message.rpartition(": ")[2]
+        seen = "; ".join(filter(None, (exact, mark and f"it should be: {mark}")))
     said = "; ".join(filter(None, (seen, reason))) or (mark and f"it should be: {mark}")
     if name and not said.startswith(name):
         where = f"{where}, {name}"
     more = "" if place.is_all and len(place.differences) == 1 else "at least two things differ; one of them: "
     return f"{more}{where}{said and f': {said}'}"
+
+
+def _write(difference: LineDifference) -> str:
+    """What to do with a line."""
+    if difference.right == "pass":
+        return f"leave out {_where(difference)}"
+    return f"{_where(difference)}: {difference.right}"
 
 
 def _where(difference: LineDifference) -> str:
@@ -181,7 +198,7 @@ def _ask(difference: LineDifference, mark: str) -> str:
 def _look(outcome: Outcome, task: Task, lesson: Lesson) -> str:
     """The first hint where no line is known."""
     if row := _row_of(outcome, lesson):
-        return row
+        return _asked(row)
     # The numbers in a lesson are those of its first task.
     if lesson.solution.find(f" {task.name}") > lesson.solution.find("\n\n\ndef ") > 0:
         return f"read what the exercise says of each line of `{task.name}`: which of yours does not do that?"
@@ -197,6 +214,11 @@ def _row_of(outcome: Outcome, lesson: Lesson) -> str:
     return row[1] if outcome.mistake and row and not CODE.search(row[1]) else ""
 
 
+def _asked(row: str) -> str:
+    """A row as a question: a mistake is known by its numbers, which other lines may give, too."""
+    return row and f"{row}. Is it so in your code?"
+
+
 def _words_of(hint: str) -> str:
     """The part of a hint that says something in words, without the code to write."""
     parts = re.split(r"; |: ", hint)
@@ -208,7 +230,8 @@ def _has_star_for_at(module: ModuleType, difference: LineDifference) -> bool:
     """Whether a line of the learner's has `*` where the right one has `@`; a sum of products is one, too."""
     own, right = _line_of(module, difference.line), difference.right
     products, right_products = (len(SINGLE_STAR.findall(line)) for line in (own, right))  # a power is none
-    other = difference.after or MATRIX_PRODUCT.search(own) is not None
+    # What adds products up, in a loop, is a product of matrices, too.
+    other = difference.after or "+=" in own or MATRIX_PRODUCT.search(own) is not None
     return not other and own.count("@") < right.count("@") and products > right_products
 
 

@@ -251,9 +251,14 @@ def _rejects_right(function: Any, accepted: list[str]) -> Outcome:
         CHECK,
         "wrong",
         "It rejects every head, the right ones too.",
-        hint="the usual suspects: dropout is on, q is scaled before PyTorch scales it, is_causal is missing, "
-        "k and v are exchanged, or out and expected come from different x",
+        hint=USUAL_SUSPECTS,
     )
+
+
+USUAL_SUSPECTS = (
+    "the usual suspects: dropout is on, q is scaled before PyTorch scales it, is_causal is missing, two of "
+    "q, k and v are exchanged, or out and expected come from different x"
+)
 
 
 def _hint_for_accepted(mistake: str) -> str:
@@ -274,6 +279,7 @@ TASKS = (
     Task(
         CHECK,
         judge_check,
+        summaries=frozenset({USUAL_SUSPECTS}),
         trials=(
             Trial((TrialHead().train(),)),
             *(Trial((TrialHead(mistake).eval(),)) for mistake in ("", *WRONG[:-1], LOWERED, REVERSED)),

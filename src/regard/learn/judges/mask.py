@@ -66,6 +66,10 @@ AGAIN = (
 TEXTS = "out is (B, T, head_dim): out[:t] takes texts, out[:, :t] takes tokens"
 OUTPUTS = "look at the outputs: what a weight depends on cannot be seen in the weight itself"
 MOVED = "not torch.allclose(out[:, :t], out_changed[:, :t])"
+EXACT = (
+    "One remark: it compares bit for bit, and on another device or at another length right outputs differ in "
+    "the last digits; torch.allclose allows for that."
+)
 EACH = "change each token after the first in turn, and return False only after the loop"
 ONE_AHEAD = rule(lambda b, h, q, k: k <= q + 1)
 FIRST_SEES_LAST = rule(lambda b, h, q, k: (q == 0) & (k == T - 1))
@@ -143,7 +147,21 @@ def judge_test(function: Any, module: ModuleType) -> Outcome:
     leaks = sum(suspect.leaks for suspect in SUSPECTS)
     right = len(SUSPECTS) - leaks
     done = f"your test found the leaks of {leaks} wrong attentions, and none in {right} right ones."
+    if _is_exact(function, x, projections):
+        done = f"{done} {EXACT}"
     return Outcome(name, "done", done)
+
+
+def _is_exact(function: Any, x: Tensor, projections: list[Tensor]) -> bool:
+    """Whether a test takes a difference in the last digit for a leak."""
+    attention, calls = _attention(masked_before(causal), projections), []
+
+    def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+        out, weights = attention(x)
+        calls.append(x)
+        return out * (1 + len(calls) % 2 * 2 * torch.finfo(out.dtype).eps), weights
+
+    return bool(function(rounded, x.clone()))
 
 
 def _find_unchanged(function: Any, x: Tensor, projections: list[Tensor]) -> str:

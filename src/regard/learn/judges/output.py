@@ -90,6 +90,10 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
         q, k, v = layer.W_q(inputs[0]), layer.W_k(inputs[1]), layer.W_v(inputs[1])
         out, answer = layer(*inputs)
         right = torch.softmax(q @ k.mT / k.shape[-1] ** 0.5, dim=-1)
+    too_sharp = torch.softmax(q @ k.mT / inputs[1].shape[-1] ** 0.5, dim=-1)
+    if outcome.mistake == "constant-scale" and largest_difference(answer, too_sharp) < TOLERANCE:
+        said = "the scores are divided by √d_context, the width of the context; a key is as wide as a query"
+        return Outcome(CROSS, "wrong", said, hint="divide by the root of a key's width")
     if outcome.mistake in ("", "one-projection") and outcome.status != "done":
         return find_variant(CROSS, out, _wrong_cross_outputs(inputs[0], q, k, v)) or outcome
     if outcome.status != "done":

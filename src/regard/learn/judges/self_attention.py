@@ -148,6 +148,11 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
                 said="you compare the tokens themselves, as in lesson 1: q and k are made and not used",
             ),
             Variant(
+                weigh(q, k.reshape(B, -1, T).mT),
+                said="the keys are reshaped, not transposed; reshape reads the numbers in their order and "
+                "mixes tokens, and a transpose, k.mT, exchanges rows and columns",
+            ),
+            Variant(
                 right / k.shape[-1] ** 0.5,
                 said="the weights are divided after softmax, so your rows do not sum to 1: divide the scores",
             ),
