@@ -47,7 +47,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "translation as the origin: word by word fails": (
             lesson("00_why", "me help this sentence to translate"),
         ),
-        "encoder and decoder; a GPT keeps the decoder": (lesson("00_why", "A GPT keeps"),),
+        "encoder and decoder; a GPT has no encoder": (lesson("00_why", "A GPT has no encoder"),),
         "where attention sits in a language model": (
             lesson("00_why", "## Where it sits in a language model"),
         ),
@@ -75,13 +75,19 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "no bias: on keys it cancels, without rotary positions": (lesson("02_projections", "**No bias.**"),),
         "`nn.Linear` acts on the last axis": (lesson("02_projections", "acts on the last axis"),),
         "three separate matrices": (lesson("02_projections", "**Three separate matrices**"),),
-        "`.transpose(-2, -1)`, not `.T`": (lesson("02_projections", "swaps the last two axes only"),),
+        "`.transpose(-2, -1)`, not `.T`": (lesson("02_projections", "**`k.mT`, not `k.T`.**"),),
         "the flow from x to the output, with shapes": (
             lesson("02_projections", "From tokens x through three"),
             lesson("05_head", "From x through q, k and v"),
         ),
-        "the table of shapes with meanings": (lesson("02_projections", "| tensor | shape | its meaning |"),),
-        "trainable self-attention as a module": (stage("scaled", "class SelfAttention"),),
+        "the table of shapes with meanings": (
+            lesson("02_projections", "| tensor | shape | its meaning |"),
+            lesson("05_head", "Which of them grows how"),
+        ),
+        "trainable self-attention as a module": (
+            lesson("02_projections", "**Modules.**"),
+            stage("scaled", "class SelfAttention"),
+        ),
     },
     "The scale": {
         "the formula softmax(QKᵀ/√d)V": (lesson("03_scale", "## The formula"),),
@@ -89,10 +95,9 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "softmax saturates: 1 2 3 against 8 16 24": (lesson("03_scale", "## Saturation, measured"),),
         "what is not true about vanishing gradients": (lesson("03_scale", "## What is not true"),),
         "softmax over which axis": (
+            lesson("01_similarity", "## Over which axis"),
+            lesson("04_mask", "Softmax over the wrong axis"),
             Place("docs/myths.md", "Softmax over the wrong axis"),
-            lesson("01_similarity", "`softmax-over-queries`"),
-            lesson("04_mask", "Softmax over the wrong axis leaks"),
-            lesson("04_mask", "`softmax-over-queries`"),
         ),
     },
     "The mask": {
@@ -107,9 +112,13 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "what leaks, and the test that finds it": (lesson("04_mask", "## What leaks"),),
     },
     "A head": {
-        "a head as a module, narrower than the model": (stage("head", "class Head"),),
+        "a head as a module, narrower than the model": (
+            lesson("05_head", "It is narrower than the model"),
+            stage("head", "class Head"),
+        ),
         "buffer or attribute": (lesson("05_head", "## Buffer or attribute"),),
         "slice the mask; take the scale from the tensor": (
+            lesson("05_head", "every call takes the corner that it needs"),
             lesson("05_head", "Take the scale from the tensor"),
         ),
         "dropout on the weights, with the numbers of a row": (lesson("05_head", "## Dropout, on one row"),),
@@ -154,7 +163,11 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
     },
     "To practise with": {
         "pitfalls": (Place("docs/pitfalls/index.md", "# Pitfalls"),),
-        "exercises": (Place("docs/learn/index.md", "regard learn 1 --check"),),
+        "exercises": (
+            lesson("01_similarity", "## In code"),
+            Place("docs/learn/index.md", "regard learn 1 --check"),
+            Place("docs/learn/index.md", "## More to practise with"),
+        ),
         "questions people ask": (Place("docs/faq.md", "# Questions people ask"),),
         "takeaways at the end of a lesson": (lesson("05_head", "## Takeaways"),),
         "the kinds of attention in one table": (Place("docs/learn/index.md", "## The kinds of attention"),),

@@ -14,10 +14,10 @@ from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.recorder import sizes
+from regard.recorder import recording, sizes, summary
 from regard.recorder.storage import stores
 from regard.recorder.storage.folder import StoredLayer
-from regard.recorder.summary import LayerSummary
+from regard.recorder.summary import LayerSummary, summarise, summarise_together
 from tests.sampling import examples
 
 
@@ -302,6 +302,54 @@ def test_statistics_only(tmp_path: Path) -> None:
     assert regard.load(tmp_path).layer(0).summary.entropy.shape == (2, 4, 50)
     with pytest.raises(ValueError, match="store: expected 'maps' or 'statistics', got 'all'"):
         regard.capture(model, store="all")
+
+
+def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of texts of every map that is summarised from now on."""
+    found: list[int] = []
+
+    def counted(m: regard.AttentionMap) -> LayerSummary:
+        found.append(m.matrix[0])
+        return summarise(m)
+
+    monkeypatch.setattr(summary, "summarise", counted)
+    return found
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(1 << 26, [4]), (0, [1, 1, 1, 1]), (30_000, [2, 2])])
+def test_statistics_wait_for_the_forward_pass_in_little_memory(
+    limit: int, batches: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
+    whole = regard.capture(model, inputs=ids)
+    monkeypatch.setattr(recording, "SUMMARY_WAITING_BYTES", limit)
+    found = count_batches(monkeypatch)
+    seen = regard.capture(model, inputs=ids, store="statistics")
+    assert found == batches
+    seen.save(tmp_path)
+    pairs = zip(seen.layers, regard.load(tmp_path).layers, whole.layers, strict=True)
+    for layer, stored, with_map in pairs:
+        assert layer.evidence == with_map.evidence
+        for a, b, c in zip(layer.summary, stored.summary, with_map.summary, strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, c, rtol=1e-6, atol=1e-7)
+            assert a.untyped_storage().nbytes() <= layer.nbytes  # and no other layer's
+
+
+def test_maps_that_differ_are_summarised_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def a_map(T: int = 9, **options: Any) -> regard.AttentionMap:
+        return regard.attention_map(torch.randn(1, 4, T, 8), torch.randn(1, 2, T, 8), **options)
+
+    rules = regard.causal, regard.window(3), torch.rand(1, 4, 9, 9) > 0.4
+    maps = [a_map(mask=mask) for mask in (*rules, *rules)]
+    maps += [a_map(), a_map(scale=2.0), a_map(softcap=3.0), a_map(), a_map(5), a_map(5)]
+    maps += [a_map(sinks=torch.randn(4)) for _ in range(2)]
+    each = [summarise(m) for m in maps]
+    found = count_batches(monkeypatch)
+    for together, alone in zip(summarise_together(maps), each, strict=True):
+        for a, b in zip(together, alone, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    assert sorted(found) == [1] * 6 + [2] * 4
 
 
 def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ layers and heads were selected; it does not know where the tensors come from.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from regard.recorder.generation.strips import (
 from regard.recorder.layer import Layer, LayerId, LayerList, LayerMap
 from regard.recorder.map_preparation import (
     MaskCopies,
+    SelectedHeads,
     cast_map,
     select_heads,
     without_autocast,
@@ -45,11 +46,14 @@ from regard.recorder.sources import token_order
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
 from regard.recorder.storage.store import Store
 from regard.recorder.storage.stores import MemoryStore
+from regard.recorder.summary import LayerSummary, summarise_together, summary_size
 from regard.recorder.tokens_of_maps.token_axes import place, why_unplaced
 from regard.recorder.tokens_of_maps.token_rows import add_tokens, join_token_rows
 from regard.recorder.waiting_call import (
+    GPU_SUMMARY_WAITING_BYTES,
     GPU_WAITING_BYTES,
     KEPT,
+    SUMMARY_WAITING_BYTES,
     WAITING_BYTES,
     WaitingCall,
     compare_calls,
@@ -246,20 +250,29 @@ class Recording(CallReceiver):
                 call = call._replace(recurrence=recurrence)
         self._waiting.append(WaitingCall(slot, layer_id, call, rows, heads))
         self._waiting_bytes += call.v.nbytes + call.output.nbytes
+        if not self.store.keeps_maps:
+            self._waiting_bytes += call.q.nbytes + call.k.nbytes
         if not self._may_wait():
             self._judge_waiting()
 
     def _may_wait(self) -> bool:
         """Whether the calls so far may wait for the end of the forward pass."""
-        if not self.running or self.stream is not None or not isinstance(self.store, MemoryStore):
+        if not self.running or self.stream is not None or not self.store.can_wait:
             return False  # a folder gets each layer as soon as it has run
         first = self._waiting[0].call
         device = first.q.device
         if len(self._waiting) == 1 and not self.seen.layers:
-            has_room = self.store.has_room(first.q.nbytes + 2 * first.k.nbytes, device)
+            nbytes = first.q.nbytes + 2 * first.k.nbytes
+            if not self.store.keeps_maps:
+                B, H, T, _ = first.q.shape
+                nbytes = first.v.nbytes + summary_size(B, H, T, first.k.shape[2])
+            has_room = self.store.has_room(nbytes, device)
             if first.recurrence is not None or not has_room:
                 return False  # the store refuses the first layer if not all will fit
-        return self._waiting_bytes <= (GPU_WAITING_BYTES if device.type == "cuda" else WAITING_BYTES)
+        limits = (WAITING_BYTES, GPU_WAITING_BYTES)
+        if not self.store.keeps_maps:
+            limits = (SUMMARY_WAITING_BYTES, GPU_SUMMARY_WAITING_BYTES)
+        return self._waiting_bytes <= limits[device.type == "cuda"]
 
     def _judge_waiting(self) -> None:
         """Compare the calls that wait with the model's own output, and add them to their layers."""
@@ -274,8 +287,28 @@ class Recording(CallReceiver):
             without_autocast(waiting[0].call.q.device),
         ):
             maps = [self._map(x.call) for x in waiting]
-            for x, m, evidence in zip(waiting, maps, compare_calls(waiting, maps), strict=True):
-                self._add_call(x, m, with_call_facts(x.call, evidence))
+            evidence = compare_calls(waiting, maps)
+            parts = [self._selected(x, m) for x, m in zip(waiting, maps, strict=True)]
+            summaries = self._summaries(waiting, parts)
+            for x, part, own, summary in zip(waiting, parts, evidence, summaries, strict=True):
+                self._add_call(x, part, with_call_facts(x.call, own), summary)
+
+    def _selected(self, waiting: WaitingCall, whole: LayerMap) -> tuple[SelectedHeads, Tensor]:
+        """Return the selected heads of a call's map, and the values of all heads."""
+        own, v = waiting.call.own_part(whole, waiting.call.v)
+        return select_heads(own, waiting.heads), v
+
+    def _summaries(
+        self, waiting: Sequence[WaitingCall], parts: Sequence[tuple[SelectedHeads, Tensor]]
+    ) -> list[LayerSummary | None]:
+        """Return the summaries of new layers, if the store keeps these only; None where there is none yet."""
+        if self.store.keeps_maps:
+            return [None] * len(waiting)
+        # A call that may continue a layer is no layer, and a map that ranks share is not whole.
+        is_new = [x.slot not in self._strips and x.call.placement is None for x in waiting]
+        maps = [part.map for (part, _), new in zip(parts, is_new, strict=True) if new]
+        found = iter(summarise_together(maps))
+        return [next(found) if new else None for new in is_new]
 
     def _map(self, call: AttentionCall) -> LayerMap:
         """Return a call's map, in the dtype in which it is stored."""
@@ -288,11 +321,16 @@ class Recording(CallReceiver):
             m = cast_map(m, self.dtype)
         return m.with_overview() if self.overviews and call.whole_mask is None else m
 
-    def _add_call(self, waiting: WaitingCall, whole: LayerMap, evidence: Evidence) -> None:
+    def _add_call(
+        self,
+        waiting: WaitingCall,
+        part: tuple[SelectedHeads, Tensor],
+        evidence: Evidence,
+        summary: LayerSummary | None,
+    ) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
         slot, layer_id, call, _, local = waiting
-        own, v = call.own_part(whole, call.v)
-        selected, indices, value_heads = select_heads(own, local)
+        (selected, indices, value_heads), v = part
         values = v[:, value_heads] if self.values else None
         placement = call.placement
         if placement is not None and not isinstance(value_heads, slice):
@@ -313,7 +351,7 @@ class Recording(CallReceiver):
         if step is None and began is not None and bool(began.any()):
             evidence = dataclasses.replace(evidence, problem=evidence.problem or EARLIER_STATE)
         heads = call.numbers(indices)
-        layer = Layer(*layer_id, selected, evidence, heads, values, placement=placement)
+        layer = Layer(*layer_id, selected, evidence, heads, values, summary, placement)
         first = FirstCall(slot, layer, selected, ended)
         if strip is None or step is None:
             if strip is not None:

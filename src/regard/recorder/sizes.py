@@ -284,8 +284,13 @@ def free_memory(device: torch.device) -> int | None:
     """Return the free bytes of the memory that a device uses; None if that cannot be determined."""
     if device.type == "cuda":
         # What PyTorch has reserved and does not use is free for it as well.
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + cached
+        # The nested numbers, since `memory_reserved` flattens and sorts hundreds of them for each question.
+        counts = torch.cuda.memory_stats_as_nested_dict(device)
+        reserved, used = (
+            counts.get(name, {}).get("all", {}).get("current", 0)
+            for name in ("reserved_bytes", "allocated_bytes")
+        )
+        return int(torch.cuda.mem_get_info(device)[0]) + int(reserved - used)
     if device.type != "cpu":
         return None
     limits = [limit for limit in (_available_to_system(), _available_to_container()) if limit is not None]

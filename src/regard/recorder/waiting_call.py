@@ -19,6 +19,8 @@ from regard.recorder.receiver import Slot
 
 WAITING_BYTES = 1 << 28  # what calls that wait to be judged may hold beside the capture itself
 GPU_WAITING_BYTES = 1 << 30
+SUMMARY_WAITING_BYTES = 1 << 26  # the same where a capture keeps summaries only, to take little memory
+GPU_SUMMARY_WAITING_BYTES = 1 << 28
 
 
 class WaitingCall(NamedTuple):

@@ -1,8 +1,7 @@
-"""The line while kernels are compiled: in a terminal, once, and not for kernels that are on disk."""
+"""The line once kernels are compiled: in a terminal, once, and not for kernels that are on disk."""
 
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,47 +10,45 @@ import pytest
 pytest.importorskip("triton")
 from regard.attention.backends.triton import compile_notice
 
-OURS, THEIRS = (SimpleNamespace(module=name) for name in ("regard.attention.kernels", "torch.inductor"))
+OURS, THEIRS = (
+    SimpleNamespace(fn=SimpleNamespace(module=name))
+    for name in ("regard.attention.kernels", "torch.inductor")
+)
 
 
-def _compile(notice: compile_notice.CompileNotice, fn: Any, seconds: float) -> None:
-    notice.before(fn=fn, key="")
-    time.sleep(seconds)
-    notice.after(fn=fn, key="")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_notice, "SECONDS", 0.05)
-
-
-def test_a_kernel_that_takes_long_is_announced_once(
+def test_the_first_kernel_that_is_compiled_is_announced_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compile_notice, "_is_watched", lambda: True)
-    calls: list[str] = []
-    notice = compile_notice.CompileNotice(
-        lambda **_: calls.append("before"), lambda **_: calls.append("after")
-    )
-    _compile(notice, OURS, 0.0)
-    _compile(notice, THEIRS, 0.3)
+    heard: list[dict[str, Any]] = []
+    notice = compile_notice.CompileNotice(lambda **event: heard.append(event))
+    notice(src=OURS, cache_hit=True, times=None)
+    notice(src=THEIRS, cache_hit=False, times=None)
+    notice(
+        src=SimpleNamespace(path="a.ttir"), cache_hit=False, times=None
+    )  # compiled from a file: has no function
     assert capsys.readouterr().err == ""
-    _compile(notice, OURS, 0.3)
-    _compile(notice, OURS, 0.3)
+    notice(src=OURS, cache_hit=False, times=None)
+    notice(src=OURS, cache_hit=False, times=None)
     assert capsys.readouterr().err == compile_notice.LINE + "\n"
-    assert calls == ["before", "after"] * 4  # the hooks of others
+    assert [event["cache_hit"] for event in heard] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]  # by the other listener
 
 
 def test_a_log_file_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    _compile(compile_notice.CompileNotice(), OURS, 0.3)
+    compile_notice.CompileNotice()(src=OURS, cache_hit=False, times=None)
     assert capsys.readouterr().err == ""
 
 
-def test_triton_calls_the_hooks_once_kernels_are_loaded() -> None:
+def test_triton_calls_the_listener_once_kernels_are_loaded() -> None:
     program = (
         "import regard.attention.backends.triton.pool_kernel, triton\n"
-        "hook = triton.knobs.runtime.jit_cache_hook\n"
-        "print(type(hook.__self__).__name__, hook.__name__)\n"
+        "print(type(triton.knobs.compilation.listener).__name__)\n"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert output.stdout == "CompileNotice before\n"
+    assert output.stdout == "CompileNotice\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.learn.exercise import marks_of, plain_solution
+from regard.learn.exercise import marks_of, plain_solution, solution_of
 from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE, STAR, STAR_ERROR
 from regard.learn.lesson import Lesson, Outcome, Task
 from regard.learn.mistakes import find_mistake
@@ -63,7 +63,8 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
     if place is not None and _has_star_for_at(module, place.differences[0]):
         outcome = replace(outcome, hint=STAR)
     if place is None:
-        hint = _hint_without_line(outcome, differences)
+        has_product = "@" in solution_of(lesson.solution, task.name)
+        hint = _hint_without_line(outcome, differences, has_product)
     else:
         hint = _hint_with_line(outcome, task, place)
     return replace(outcome, hint=hint, hints=_steps(outcome, task, lesson, place, hint))
@@ -97,11 +98,11 @@ def _find_place(
     return HintPlace(*found) if found and found[1] else None
 
 
-def _hint_without_line(outcome: Outcome, differences: list[LineDifference]) -> str:
+def _hint_without_line(outcome: Outcome, differences: list[LineDifference], has_product: bool) -> str:
     """The whole hint where no line is to be named."""
     known = find_mistake(outcome.mistake)
     hint = outcome.hint or (known.fix if known else "")
-    if STAR_ERROR.search(outcome.message):
+    if has_product and STAR_ERROR.search(outcome.message):
         hint = STAR if not hint or hint in GENERAL else f"{STAR}; {hint}"
     # What is only said of a line, without another one for it, was not tried.
     told = next((difference for difference in differences if not difference.right), None)

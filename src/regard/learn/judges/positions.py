@@ -164,7 +164,7 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
 
     def across_heads(t: Tensor) -> Tensor:
         whole: Tensor = Rotary(32)(t.transpose(1, 2).flatten(2))
-        return whole.unflatten(-1, (4, 8)).transpose(1, 2)
+        return whole.view(*whole.shape[:2], 4, 8).transpose(1, 2)
 
     starts: Iterator[tuple[tuple[Turn, Turn, Turn], str, str]] = (
         (

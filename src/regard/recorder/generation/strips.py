@@ -90,8 +90,9 @@ class Strip:
         # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample if none are kept.
         is_kept = layer.in_memory and layer.data().map is m
         self.probed = sampled_rows(self.S, self.S if is_kept else PROBES, m.device)
-        # A view would keep all keys in memory, of which a folder or statistics are to keep none.
-        self.probes = m.k if is_kept else m.k[:, :, self.probed].clone()
+        # Numbers in a tensor give a copy: a view would keep all keys in memory, of which a folder or
+        # statistics are to keep none.
+        self.probes = m.k if is_kept else m.k[:, :, self.probed]
         self.order: Tensor | None = None  # how the first call's batch has been reordered since
         self.added: dict[str, list[Tensor]] = {name: [] for name in (*self.fields, VALUES)}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from regard.recorder.layer import Layer
 
 if TYPE_CHECKING:
@@ -13,8 +15,17 @@ if TYPE_CHECKING:
 class Store:
     """Keeps the layers of a capture while a model runs."""
 
+    can_wait = False
+    """Whether it may get the layers when their forward pass ends, and not each as soon as it has run."""
+    keeps_maps = True
+    """Whether it keeps the maps of layers, and not only their summaries."""
+
     def expect(self, layers: int) -> None:
         """Announce that `layers` more layers will come, as far as a source can tell."""
+
+    def has_room(self, nbytes: int, device: torch.device) -> bool:
+        """Return whether as many layers as are expected surely fit, if one takes at most `nbytes`."""
+        return True
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Store a layer and return the one to list in the `Capture`, which may read from a file.

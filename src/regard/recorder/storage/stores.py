@@ -51,12 +51,18 @@ def store_for(
 class StatisticsStore(Store):
     """Stores the summaries of layers in another store, without their queries and keys."""
 
+    keeps_maps = False
+
     def __init__(self, inner: Store) -> None:
-        self.inner = inner
+        self.inner, self.can_wait = inner, inner.can_wait
 
     def expect(self, layers: int) -> None:
         """Announce layers to the inner store."""
         self.inner.expect(layers)
+
+    def has_room(self, nbytes: int, device: torch.device) -> bool:
+        """Return whether the inner store has room."""
+        return self.inner.has_room(nbytes, device)
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Store the layer's summary, and its values if it has them."""
@@ -98,6 +104,8 @@ class BudgetStore(Store):
 class MemoryStore(Store):
     """Keeps layers in memory, and raises at the first one if all that are expected would not fit."""
 
+    can_wait = True
+
     def __init__(self) -> None:
         self._expected = self._stored = 0
         self._unchecked = 0  # the bytes that may be stored before the free ones are asked for again
@@ -111,7 +119,10 @@ class MemoryStore(Store):
         if (total := nbytes * self._expected) <= SMALL:
             return True
         free = free_memory(device)
-        return free is None or total <= free
+        if free is not None and total > free:
+            return False
+        self._unchecked = (free or 0) // 16  # as when a layer is put
+        return True
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Return the layer as it is, or raise a `TooLargeError` if the expected ones would not fit."""

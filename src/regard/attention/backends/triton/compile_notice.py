@@ -1,45 +1,36 @@
-"""One line for the user while Triton compiles Regard's kernels, which takes a second each.
+"""One line for the user once Triton has begun to compile Regard's kernels, which takes a second each.
 
 Triton keeps what it has compiled on disk, so that this happens once on a machine. The line appears in a
-terminal or a notebook, once a process. This file knows when a kernel is compiled; it does not know kernels.
+terminal or a notebook, once a process, after the first kernel that was not on disk: only then is it known
+that there is something to compile. This file knows when a kernel is compiled; it does not know kernels.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import triton
 
-SECONDS = 0.3  # a kernel that is on disk is there in less
-LINE = "Compiling kernels for this GPU, about a second each. Triton keeps them, so this happens once."
+LINE = (
+    "Triton compiled a kernel of Regard for this GPU; a few more may follow, about a second each. "
+    "It keeps them on disk, so this happens once."
+)
 
 
 class CompileNotice:
-    """The hooks of Triton before and after a kernel is compiled; those that were there are called as well."""
+    """A listener of Triton's compiler; the listener that was there before is called as well."""
 
-    def __init__(self, before: Any = None, after: Any = None) -> None:
-        self._before, self._after = before, after
+    def __init__(self, listener: Any = None) -> None:
+        self._listener = listener
         self._said = False
-        self._timer: threading.Timer | None = None
 
-    def before(self, *, fn: Any, **others: Any) -> Any:
-        """Print the line if a kernel of Regard is not there soon."""
-        if fn.module.startswith("regard.") and not self._said and _is_watched():
-            self._timer = threading.Timer(SECONDS, self._say)
-            self._timer.daemon = True
-            self._timer.start()
-        return self._before(fn=fn, **others) if self._before is not None else False
-
-    def after(self, **others: Any) -> Any:
-        """The kernel is there."""
-        if self._timer is not None:
-            self._timer.cancel()
-        return self._after(**others) if self._after is not None else False
-
-    def _say(self) -> None:
-        if not self._said:
+    def __call__(self, *, src: Any, cache_hit: bool, **others: Any) -> None:
+        """Print the line if a kernel of Regard was compiled now, and not read from disk."""
+        if self._listener is not None:
+            self._listener(src=src, cache_hit=cache_hit, **others)
+        ours = getattr(getattr(src, "fn", None), "module", "").startswith("regard.")
+        if ours and not cache_hit and not self._said and _is_watched():
             self._said = True
             print(LINE, file=sys.stderr, flush=True)
 
@@ -50,8 +41,6 @@ def _is_watched() -> bool:
 
 
 def install() -> None:
-    """Have Triton call the hooks; versions before 3.4 have other ones, and print nothing."""
+    """Have Triton call the listener; versions before 3.4 have none, and print nothing."""
     if (knobs := getattr(triton, "knobs", None)) is not None:
-        runtime = knobs.runtime
-        notice = CompileNotice(runtime.jit_cache_hook, runtime.jit_post_compile_hook)
-        runtime.jit_cache_hook, runtime.jit_post_compile_hook = notice.before, notice.after
+        knobs.compilation.listener = CompileNotice(knobs.compilation.listener)

@@ -62,7 +62,7 @@ def guess_task(
             wanted = f"expected a number{how}"
             return Outcome(name, "unfinished", f"{wanted}, got {guess!r}")
         # 1.5035 for 1.50349 is not another number, rounded to four digits as 1.504 and 1.503.
-        told = _text(number if round(float(guess), 4) == round(number, 4) else float(guess))
+        told = _text(number if math.isclose(float(guess), number, rel_tol=1e-4) else float(guess))
         distance = abs(float(guess) - number)
         if distance <= within * abs(number):
             # Any guess will do where nothing is said about `within`; a far one is not marked as right.
