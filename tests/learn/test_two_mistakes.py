@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.hints.errors import GENERAL_DIFFERENCE
 from regard.learn.judgement import tasks_of
-from tests.learn.in_process import judge_one
+from tests.learn.in_process import judge_one, judged
 
 SCORES, WEIGHTS, OUT = (
     "scores = x @ x.mT",
@@ -126,6 +128,18 @@ CASES = (
         "It rejects every head",
         "q, k, v = head.W_q(x), head.W_k(x), head.W_v(x)",
     ),
+    (7, 1, {"k, v = self.W_k(context), self.W_v(context)": "k, v = self.W_k(context)"}, "W_v", "k, v ="),
+    (
+        7,
+        0,
+        {
+            "self.W_o = nn.Linear(d_model, d_model,": "self.W_o = nn.Linear(self.head_dim, self.head_dim,",
+            "(weights @ v).transpose": "self.W_o(weights @ v).transpose",
+            "out = self.W_o(heads)": "out = heads",
+        },
+        "W_o takes 6 numbers",
+        "",
+    ),
     (8, 0, {"places[:, None] * turns": "places[:, None] * turns * 180 / math.pi"}, "in degrees", "angles ="),
     (
         8,
@@ -196,6 +210,23 @@ CASES = (
         "line 37: a, b =",
     ),
 )
+
+
+@pytest.mark.parametrize(
+    ("number", "swaps"),
+    [
+        (4, {"tril()": "tril(1)", "q @ k.mT / math.sqrt(k.shape[-1])": "q @ k.mT"}),
+        (6, {"/ math.sqrt(self.head_dim)": "", "scores, dim=-1": "scores, dim=-2"}),
+    ],
+)
+def test_a_check_says_that_two_things_differ(number: int, swaps: dict[str, str], tmp_path: Path) -> None:
+    lesson = get_lesson(number)
+    program = plain_solution(lesson.solution)
+    for right, wrong in swaps.items():
+        assert right in program
+        program = program.replace(right, wrong, 1)
+    (outcome,) = (outcome for outcome in judged(lesson, program, tmp_path) if outcome.status == "wrong")
+    assert outcome.message.endswith(" At least two things differ."), outcome
 
 
 @pytest.mark.parametrize(("number", "at", "swaps", "said", "code"), CASES)

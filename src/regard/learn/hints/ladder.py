@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_NAME = re.compile(r"\b(NameError|UnboundLocalError): ")
 SECONDS = 20.0  # that trying lines may take, before it is given up
+TOGETHER = re.compile(r"\. After that: |, together with ")
 SINGLE_STAR = re.compile(r"(?<!\*)\*(?!\*)")
 MATRIX_PRODUCT = re.compile(r"sum\(|matmul\(|mm\(")  # `einsum` and `bmm` among them
 # Code in a sentence: a call, an index, an assignment, a product.
@@ -67,7 +68,10 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
         hint = _hint_without_line(outcome, differences, has_product)
     else:
         hint = _hint_with_line(outcome, task, place)
-    return replace(outcome, hint=hint, hints=_steps(outcome, task, lesson, place, hint))
+    hints = _steps(outcome, task, lesson, place, hint)
+    # What the judge has found together is two things, in whichever lesson.
+    more = " At least two things differ." if TOGETHER.search(outcome.message) else ""
+    return replace(outcome, message=f"{outcome.message}{more}", hint=hint, hints=hints)
 
 
 def _find_place(

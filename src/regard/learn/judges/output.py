@@ -52,6 +52,13 @@ def judge_heads(thing: Any, module: ModuleType) -> Outcome:
             "W_o has a bias, and its line asks for none: the output is a mix of the heads, and nothing else"
         )
         return Outcome(HEADS, "wrong", said, hint="self.W_o = nn.Linear(d_model, d_model, bias=False)")
+    width = thing(**HEADS_INIT).W_o.weight.shape
+    if width != (24, 24):
+        said = (
+            f"with d_model 24 and 4 heads, W_o takes {width[1]} numbers and gives {width[0]}, and should "
+            "take and give 24: it mixes the channels of all heads, and so comes after they are merged"
+        )
+        return Outcome(HEADS, "wrong", said, hint="self.W_o = nn.Linear(d_model, d_model, bias=False)")
     done = "the attention of a transformer: what a head has found can reach every channel."
     outcome = check_attention(HEADS, thing, done, init=HEADS_INIT, causal=True, heads=4)
     return find_wrong_output(HEADS, thing(**HEADS_INIT), x, 4, "W_o(heads)", outcome) or outcome

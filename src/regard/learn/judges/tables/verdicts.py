@@ -62,7 +62,10 @@ def outcome_of_report(name: str, report: Report, done: str, hints: dict[str, str
     named = [diagnosis for diagnosis in report.diagnoses if not diagnosis.warning]
     if named:
         first = named[0]
-        return Outcome(name, "wrong", f"{first.effect} {first.what}", first.name, hints.get(first.name, ""))
+        # The effect is that of queries and keys which share a projection, and here that of values is unused.
+        is_of_values = first.name == "one-projection" and "on `W_v.weight`" in first.what
+        effect = "" if is_of_values else f"{first.effect} "
+        return Outcome(name, "wrong", f"{effect}{first.what}", first.name, hints.get(first.name, ""))
     if report.verdict == "wrong":
         failures = "; ".join(str(failure) for failure in report.failures[:2])
         hint = report.example.removeprefix("No mistake of the catalogue gives these numbers. ")
