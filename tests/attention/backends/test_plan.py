@@ -75,7 +75,7 @@ def test_a_growing_cache_has_one_plan_and_wrong_lengths_are_still_answered() -> 
             steps = regard.attend(q, *given, mask=regard.causal, return_lse=True, backend="steps")
             assert torch.allclose(output, steps[0], atol=1e-6)
             assert torch.allclose(lse, steps[1], atol=1e-5)
-            plans.append(plan(q, *given, mask=regard.causal).kernel)
+            plans.append(plan(q, *given, mask=regard.causal))
     assert all(each is plans[0] is not None for each in plans)
     with pytest.raises(ValueError, match="v: expected 40 keys"):
         regard.attend(q, k, v[:, :, :39], mask=regard.causal)
@@ -203,13 +203,13 @@ def test_a_recent_call_serves_tensors_like_its_own_and_no_others() -> None:
         others.append((q.clone(), k.clone(), v.clone()))
     for given in others:
         right = regard.attend(*given, mask=regard.causal, backend="steps")
-        for _ in range(12):  # until such calls are remembered
+        for _ in range(3):
             assert torch.allclose(regard.attend(*given, mask=regard.causal), right, atol=1e-6)
     grown = [x.clone().requires_grad_() for x in (q, k, v)]
     with torch.no_grad():
-        for _ in range(12):
+        for _ in range(3):
             assert not regard.attend(*grown, mask=regard.causal).requires_grad
-    for _ in range(12):
+    for _ in range(3):
         assert regard.attend(*grown, mask=regard.causal).requires_grad
 
 

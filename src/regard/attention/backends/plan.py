@@ -40,8 +40,6 @@ MAXSIZE = 512
 # A subclass of Tensor may override every operation by __torch_function__.
 PLAIN = frozenset({Tensor, Parameter})  # types that compute as PyTorch does
 
-MISSES = 8  # calls unlike the one that is remembered, until another one is
-
 ANY_LENGTH = "any number of keys"  # in a key in place of the mask: one query sees all keys
 
 # Each call of `attend` asks this: a name is found faster than an attribute.
@@ -80,7 +78,6 @@ class RecentCall(NamedTuple):
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
-_missed: dict[int, int] = {}
 _recent: dict[int, RecentCall] = {}
 """The last call with each mask, by the mask's identity. A call is mostly like the last one with its mask,
 which is found out in half the time that a plan takes to find."""
@@ -123,12 +120,7 @@ def attend_by_plan(
     if plan is None:
         return attend_anew(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse, key)
     if plan.kernel is not None and not return_lse:
-        # Where calls of two kinds take turns under one mask, one kind is remembered.
-        missed = MISSES if recent is None else _missed.get(id(mask), 0) + 1
-        if missed >= MISSES:
-            _remember(plan, key, (q, k, v), mask, (scale, softcap, dropout, backend))
-            missed = 0
-        _missed[id(mask)] = missed
+        _remember(plan, key, (q, k, v), mask, (scale, softcap, dropout, backend))
         return plan.kernel(q, k, v), None
     problem = AttentionProblem(*with_four_dimensions(q, k, v), plan.mask, plan.scale, softcap, None, dropout)
     return _run(problem, plan, q, v, return_lse)
@@ -256,7 +248,6 @@ def _remember(
     *_, forced, _, settings = key[2]
     if len(_recent) >= MAXSIZE:
         _recent.clear()
-        _missed.clear()
     _recent[id(mask)] = RecentCall(
         plan, kernel, plan.guards.check, settled if any_length else None, mask, *numbers,
         forced, is_grad_enabled(), flash_sdp_enabled if q.is_cpu else _settings, settings,
