@@ -31,7 +31,6 @@ class SettledLength:
         self.sizes: tuple[object, ...] = ()  # the number of keys, and the strides of keys and values
         self.calls = 0  # in a row with these sizes
         self.by_cudnn = False
-        self.settled: set[int] = set()  # numbers of keys that cuDNN has had
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sizes = k.shape[2], k.stride(), v.stride()
@@ -42,8 +41,6 @@ class SettledLength:
             # Planning is no part of a CUDA graph that is being captured.
             if self.calls >= SETTLED and not torch.cuda.is_current_stream_capturing():
                 self.calls, self.by_cudnn = 0, self._is_for_cudnn(q, k, v)
-                if self.by_cudnn:
-                    self.settled.add(k.shape[2])
         if self.by_cudnn:
             return self.run_cudnn(q, k, v)
         return flash_attention(q, k, v, scale=self.scale)[0]
