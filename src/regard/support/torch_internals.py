@@ -52,10 +52,6 @@ dispatch_mode_count = torch._C._len_torch_dispatch_stack
 """The number of open dispatch modes. If gone: the length of `dispatch_modes()`."""
 current_transform = torch._C._functorch.peek_interpreter_stack
 """The transform of torch.func that runs, or None. If gone: `is_transformed_tensor` of the inputs."""
-TensorGuards = torch._C._dynamo.guards.TensorGuards
-"""Tells in one call whether tensors are like others: in type, dtype, device, requires_grad, sizes, strides,
-and in what runs around operations, such as autocast. It ends the process at a tensor without strides, and has
-to be given the sizes and strides of all. If gone: leave the recent calls out of `attend_by_plan`."""
 is_transformed_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transform of torch.func. If gone: the type that `repr` names."""
 is_batched_tensor = torch._C._functorch.is_batchedtensor

@@ -18,12 +18,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
 
     def stand_in(name: str) -> Any:
-        def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        def attention(q: Tensor, k: Tensor, v: Tensor, *others: Any, scale: float) -> tuple[Tensor, ...]:
             called.append(name)
-            output = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, **options | {"enable_gqa": True}
-            )
-            return output if name == "cudnn" else (output,)
+            return (torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True),)
 
         return attention
 
@@ -33,7 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(settled_length, "SETTLED", 4)
     monkeypatch.setattr(settled_length, "flash_attention", stand_in("flash"))
-    monkeypatch.setattr(settled_length, "scaled_dot_product_attention", stand_in("cudnn"))
+    monkeypatch.setattr(settled_length, "cudnn_attention", stand_in("cudnn"))
     monkeypatch.setattr(settled_length, "fused_sdp_choice", choice)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return called

@@ -8,10 +8,10 @@ wrong call is answered anew every time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import Tensor, is_grad_enabled, strided
+from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
@@ -22,7 +22,6 @@ from regard.attention.backends.settled_length import SettledLength
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
 from regard.support.torch_internals import (
-    TensorGuards,
     cudnn_sdp_enabled,
     current_transform,
     deterministic_algorithms,
@@ -40,10 +39,6 @@ MAXSIZE = 512
 # A subclass of Tensor may override every operation by __torch_function__.
 PLAIN = frozenset({Tensor, Parameter})  # types that compute as PyTorch does
 
-MISSES = 8  # calls unlike the one that is remembered, until another one is
-
-ANY_LENGTH = "any number of keys"  # in a key in place of the mask: one query sees all keys
-
 # Each call of `attend` asks this: a name is found faster than an attribute.
 _forced_backend = forced_backend.get
 
@@ -56,34 +51,9 @@ class Plan(NamedTuple):
     backend: str
     kernel: Callable[[Tensor, Tensor, Tensor], Tensor] | None
     """Computes the output of q, k and v as they come, if one call of PyTorch does that."""
-    guards: Any = None
-    """Tell the tensors of the calls that it was found for."""
-
-
-class RecentCall(NamedTuple):
-    """A plan with a kernel, and what it was found for."""
-
-    plan: Plan
-    kernel: Callable[[Tensor, Tensor, Tensor], Tensor]
-    are_like: Callable[[Tensor, Tensor, Tensor], bool]
-    settled: Container[int] | None
-    """For any number of keys: those numbers that have plans of their own."""
-    mask: Any
-    scale: Any
-    softcap: Any
-    dropout: Any
-    backend: Any
-    forced: str
-    grad: bool
-    ask_settings: Callable[[], Any]
-    settings: Any
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
-_missed: dict[int, int] = {}
-_recent: dict[int, RecentCall] = {}
-"""The last call with each mask, by the mask's identity. A call is mostly like the last one with its mask,
-which is found out in half the time that a plan takes to find."""
 
 
 def attend_by_plan(
@@ -99,36 +69,10 @@ def attend_by_plan(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """What `attend` returns, uncompiled, for these arguments; the row log-sum-exp if `return_lse`."""
-    recent = _recent.get(id(mask))
-    # The guards say no where two of the tensors are one.
-    if recent is not None and not (return_lse or k is v or q is k or v is q):
-        (
-            _, kernel, are_like, settled, _, own_scale, own_softcap, own_dropout, own_backend,
-            forced, grad, ask_settings, settings,
-        ) = recent  # fmt: skip
-        # Numbers are compared by identity, which is exact. No tensor without strides gets to the guards.
-        if (
-            (scale is own_scale and softcap is own_softcap and dropout is own_dropout and sinks is None)
-            and (backend is own_backend and _forced_backend() is forced and is_grad_enabled() is grad)
-            and (type(q) is Tensor is type(k) and type(v) is Tensor)
-            and (q.layout is strided is k.layout and v.layout is strided)
-            and not (q.is_nested or k.is_nested or v.is_nested)
-            and (forward_ad._current_level < 0 and current_transform() is None)
-            and ask_settings() == settings
-            and are_like(q, k, v)
-            and (settled is None or (1 < (keys := k.shape[2]) == v.shape[2] and keys not in settled))
-        ):
-            return kernel(q, k, v), None
     plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
     if plan is None:
         return attend_anew(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse, key)
     if plan.kernel is not None and not return_lse:
-        # Where calls of two kinds take turns under one mask, one kind is remembered.
-        missed = MISSES if recent is None else _missed.get(id(mask), 0) + 1
-        if missed >= MISSES:
-            _remember(plan, key, (q, k, v), mask, (scale, softcap, dropout, backend))
-            missed = 0
-        _missed[id(mask)] = missed
         return plan.kernel(q, k, v), None
     problem = AttentionProblem(*with_four_dimensions(q, k, v), plan.mask, plan.scale, softcap, None, dropout)
     return _run(problem, plan, q, v, return_lse)
@@ -220,47 +164,11 @@ def find_plan(
     # One query that sees every key: the length of a cache is another one at each step, until it settles.
     k_lead, v_lead = tuple(k_shape)[:-2], tuple(v_shape)[:-2]
     # Without the other strides: those of a cache that is concatenated anew change with its length.
-    sizes = shape, k_lead, k_shape[-1], v_lead, v_shape[-1], k_step[-1], v_step[-1]
-    any_length = sizes, ANY_LENGTH, others
+    any_length = (shape, k_lead, k_shape[-1], v_lead, v_shape[-1], k_step[-1], v_step[-1]), None, others
     plan = _plans.get(any_length)
     if plan is not None and isinstance(plan.kernel, SettledLength) and plan.kernel.has_settled(k, v):
-        _store(key, plan._replace(kernel=plan.kernel.run_cudnn, guards=None))
+        _store(key, plan._replace(kernel=plan.kernel.run_cudnn))
     return plan, any_length
-
-
-def _remember(
-    plan: Plan,
-    key: tuple[Any, ...] | None,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    mask: Mask | None,
-    numbers: tuple[Any, Any, Any, Any],
-) -> None:
-    """Note a call that has found its plan under `key`."""
-    (q, k, v), kernel = tensors, plan.kernel
-    if key is None or kernel is None or q is k or k is v or v is q:  # the guards want three tensors
-        return
-    recent, any_length = _recent.get(id(mask)), key[1] is ANY_LENGTH
-    # A plan serves calls that differ to the guards, as inside and outside of inference mode.
-    if plan.guards is None or (
-        recent is not None and recent.plan is plan and not plan.guards.check(*tensors)
-    ):
-        sizes: Any = [list(x.shape) for x in tensors]
-        strides: Any = [list(x.stride()) for x in tensors]
-        if any_length:
-            sizes[1][2] = sizes[2][2] = None
-            strides[1:] = [[None, None, None, step[-1]] for step in strides[1:]]
-        make: Any = TensorGuards  # whose types PyTorch declares wrongly
-        guards = make(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        plan = _plans[key] = plan._replace(guards=guards)
-    settled = kernel.settled if isinstance(kernel, SettledLength) else ()
-    *_, forced, _, settings = key[2]
-    if len(_recent) >= MAXSIZE:
-        _recent.clear()
-        _missed.clear()
-    _recent[id(mask)] = RecentCall(
-        plan, kernel, plan.guards.check, settled if any_length else None, mask, *numbers,
-        forced, is_grad_enabled(), flash_sdp_enabled if q.is_cpu else _settings, settings,
-    )  # fmt: skip
 
 
 def _store(key: tuple[Any, ...], plan: Plan) -> None:

@@ -8,15 +8,11 @@ much as the planning does (the rule of the ski rental: never more than twice the
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
-from torch.nn.functional import scaled_dot_product_attention
 
-from regard.support.torch_internals import flash_attention, fused_sdp_choice
+from regard.support.torch_internals import cudnn_attention, flash_attention, fused_sdp_choice
 
 SETTLED = 4096
 """Calls in a row with keys of one length, from which on cuDNN runs them; each layer of a model makes one a
@@ -35,8 +31,6 @@ class SettledLength:
         self.sizes: tuple[object, ...] = ()  # the number of keys, and the strides of keys and values
         self.calls = 0  # in a row with these sizes
         self.by_cudnn = False
-        self.options: dict[str, Any] = {}  # of calls of cuDNN: PyTorch takes half a microsecond to read each
-        self.settled: set[int] = set()  # numbers of keys that cuDNN has had
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sizes = k.shape[2], k.stride(), v.stride()
@@ -47,8 +41,6 @@ class SettledLength:
             # Planning is no part of a CUDA graph that is being captured.
             if self.calls >= SETTLED and not torch.cuda.is_current_stream_capturing():
                 self.calls, self.by_cudnn = 0, self._is_for_cudnn(q, k, v)
-                if self.by_cudnn:
-                    self.settled.add(k.shape[2])
         if self.by_cudnn:
             return self.run_cudnn(q, k, v)
         return flash_attention(q, k, v, scale=self.scale)[0]
@@ -58,14 +50,11 @@ class SettledLength:
         return self.by_cudnn and self.sizes == (k.shape[2], k.stride(), v.stride())
 
     def run_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The attention by cuDNN's kernel, which PyTorch chooses for these tensors."""
-        return scaled_dot_product_attention(q, k, v, **self.options)
+        """The attention by cuDNN's kernel."""
+        return cudnn_attention(q, k, v, None, False, scale=self.scale)[0]
 
     def _is_for_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether PyTorch would choose cuDNN."""
-        # Exactly equal, so that PyTorch's own default is used only where it is the same number.
-        self.options = {} if self.scale == 1 / math.sqrt(q.shape[-1]) else {"scale": self.scale}
-        if q.shape[1] != k.shape[1]:
-            self.options["enable_gqa"] = True
-        chosen = fused_sdp_choice(q, k, v, **self.options)
+        grouped = q.shape[1] != k.shape[1]
+        chosen = fused_sdp_choice(q, k, v, scale=self.scale, enable_gqa=grouped)
         return SDPBackend(chosen) == SDPBackend.CUDNN_ATTENTION

@@ -27,7 +27,7 @@ export async function imageFigure({ app, state, layer, heat, said, chips, stage,
  * @param {import("./image.js").ImageView} view
  * @returns {TableRow[]}
  */
-export function weightRows(view) {
+export function patchRows(view) {
   if (!view.heat) throw new Error("no patch of this layer is shown");
   const { weights, from } = view.heat;
   const { names } = view.axis("theirs");

@@ -11,7 +11,7 @@ import { exportMenu } from "../picture/menu.js";
 import { strongest } from "../text/ranking.js";
 import { layersInScope, weightsInScope } from "../text/scope.js";
 import { PageView } from "../view.js";
-import { imageFigure, weightRows } from "./exports.js";
+import { imageFigure, patchRows } from "./exports.js";
 import { makeImageControls } from "./image_controls.js";
 import { ImageNotes } from "./image_notes.js";
 import { HeadPictures } from "./head_pictures.js";
@@ -37,7 +37,7 @@ export class ImageView extends PageView {
     const save = exportMenu(app, {
       name: () => `image-layer-${this.layer.key}-token-${this.heat?.token ?? 0}`,
       picture: () => imageFigure(this),
-      table: () => weightRows(this),
+      table: () => patchRows(this),
     });
     this.controls = makeImageControls(app, save);
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
