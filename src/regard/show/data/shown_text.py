@@ -87,14 +87,24 @@ class ShownText(TextMaps):
     def retained(self, keys: Sequence[str | int]) -> dict[str, LayerTable]:
         """Return what cache policies keep of some layers, measured together (see `retention`)."""
         layers = [self.layer(key) for key in keys]
-        new = [layer for layer in layers if str(layer.key) not in self._retained]
-        maps = ((layer.key, layer.heads, self.layer_map(layer.key)) for layer in new)
-        self.keep_retained(retention.measure_layers(maps))
-        return {str(layer.key): self._retained[str(layer.key)] for layer in layers}
+        known = dict(self._retained)
+        new = [layer for layer in layers if str(layer.key) not in known]
+        measured = retention.measure_layers(
+            (layer.key, layer.heads, self.layer_map(layer.key)) for layer in new
+        )
+        self.keep_retained(measured)
+        return {str(layer.key): (known | measured)[str(layer.key)] for layer in layers}
 
     def layer_retained(self, key: str | int) -> LayerTable:
         """Return what cache policies keep of every head of a layer."""
-        return self.retained([key])[str(self.layer(key).key)]
+        try:
+            (table,) = self.retained([key]).values()
+        except KeyError:
+            if not self.is_removed:
+                raise
+            # An edited run may be undone while a request for its caches waits: no mistake of the page.
+            return {"why": "This run was undone before its caches were measured."}
+        return table
 
     def keep_retained(self, tables: dict[str, LayerTable]) -> None:
         """Keep tables that were measured already, by layer."""

@@ -114,8 +114,7 @@ export class CacheView extends PageView {
       this.said.textContent = `Measuring layer ${n + 1} of ${layers.length}…`;
       try {
         const table = await this.app.source.retained(text, key);
-        // An edited run may have been undone meanwhile: its text has no layers any more.
-        if (!fresh() || this.app.meta.texts[text].removed) return;
+        if (!fresh()) return;
         this.tables[n] = table;
       } catch (error) {
         if (!fresh()) return;
@@ -131,7 +130,8 @@ export class CacheView extends PageView {
   draw() {
     const { tables, state, policy } = this;
     const measured = firstMeasured(tables);
-    const { layers } = this.app.meta.texts[this.text];
+    const { layers, removed } = this.app.meta.texts[this.text];
+    if (removed) return; // an edited run that was undone meanwhile has no layers any more
     const whys = tables.flatMap((table) => table?.why ?? []);
     const done = tables.every(Boolean);
     for (const part of [this.which, this.save, this.about, this.figures]) part.hidden = !measured;
