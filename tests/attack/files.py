@@ -9,7 +9,6 @@ of their own, whose memory is limited; a draw that hangs or crashes it is named 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import multiprocessing
@@ -211,19 +210,6 @@ def damage_safetensors(data: bytes, rng: random.Random) -> bytes:
     (length,) = struct.unpack("<Q", data[:8])
     header = damage_json(data[8 : 8 + length].rstrip(), rng)
     return struct.pack("<Q", len(header)) + header + data[8 + length :]
-
-
-def damage_checkpoint(data: bytes, rng: random.Random) -> bytes:
-    """Damage a checkpoint; most often its checksum is made to fit, as whoever means harm would do."""
-    damaged = damage_safetensors(data, rng)
-    if rng.random() < 0.2 or len(damaged) < 8:
-        return damaged
-    (length,) = struct.unpack("<Q", damaged[:8])
-    header = damaged[8 : 8 + length].replace(b'"sha256": "', b'"sha256":"')
-    damaged = struct.pack("<Q", len(header)) + header + damaged[8 + length :]
-    before, mark, after = damaged.partition(b'"sha256":"')
-    blank = before + mark + b"0" * 64 + after[64:]
-    return before + mark + hashlib.sha256(blank).hexdigest().encode() + after[64:]
 
 
 GGUF_CODES = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -660,8 +646,6 @@ def write_run(file: str) -> Callable[[Path], Path]:
         config, corpus, settings = _run_arguments()
         folder.parent.mkdir(exist_ok=True)
         train(config, corpus, folder, settings, device="cpu", quiet=True)
-        for older in folder.glob("*previous*"):
-            older.unlink()
         return folder / file
 
     return write
@@ -757,10 +741,10 @@ FORMATS = {
     "capture": Format(write_capture, read_capture, "CaptureFileError", damage_json),
     "layer": Format(write_layer("maps"), read_capture, "CaptureFileError", damage_safetensors),
     "summary": Format(write_layer("statistics"), read_capture, "CaptureFileError", damage_safetensors),
-    "survey": Format(write_survey, read_survey, "SurveyFileError", damage_checkpoint),
+    "survey": Format(write_survey, read_survey, "SurveyFileError", damage_safetensors),
     "examples": Format(write_examples, read_examples, "SurveyFileError", damage_safetensors),
     "table": Format(write_table, read_table, "SurveyFileError", damage_json),
-    "checkpoint": Format(write_run("checkpoint.safetensors"), read_run, "RunFileError", damage_checkpoint),
+    "checkpoint": Format(write_run("checkpoint.safetensors"), read_run, "RunFileError", damage_safetensors),
     "metrics": Format(write_run("metrics.jsonl"), read_history, "RunFileError", damage_json),
     "heads": Format(write_run("heads.jsonl"), read_history, "RunFileError", damage_json),
     "text": Format(write_text, read_text, "TextFileError", damage_bytes),

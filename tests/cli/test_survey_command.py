@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,20 +34,14 @@ def test_parquet_with_a_row_a_head(folder: Path, corpus: Path, tmp_path: Path) -
     )
 
 
-def test_the_examples_go_to_headvis_and_to_the_page(folder: Path, corpus: Path, tmp_path: Path) -> None:
-    out, data = tmp_path / "survey.csv", tmp_path / "data"
+def test_the_examples_go_to_the_page(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "survey.csv"
     options = ["--model", folder, "--out", out, "--length", 32, "--device", "cpu", "--windows", 3]
-    said = run(corpus, *options, "--headvis", data, "--examples", 2)
-    assert "regard inspect --survey" in said
-    assert len(list((data / "heads").iterdir())) == 8
-    tokens = json.loads((data / "heads" / "L1H2.json").read_text())["sequences"][0]["tokens"]
-    assert any("sea" in token or "the" in token for token in tokens)
+    assert "regard inspect --survey" in run(corpus, *options, "--examples", 2)
     page = tmp_path / "page.html"
     arguments = ["inspect", "--survey", out, "--model", folder, "--text", "the wind", "--out", page]
     assert CliRunner().invoke(app, list(map(str, arguments))).exit_code == 0
     assert 'id="survey"' in page.read_text()
-    with pytest.raises(ValueError, match="--headvis: expected examples to write"):
-        run(corpus, *options, "--headvis", tmp_path / "more", "--examples", 0)
     run(corpus, *options, "--examples", 0)
     assert not (tmp_path / "survey.csv.examples").exists()  # it was of the survey before
     with pytest.raises(SurveyFileError, match="survey: expected the examples of a survey beside its table"):

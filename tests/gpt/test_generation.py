@@ -81,9 +81,6 @@ def test_the_result_has_the_type_of_the_prompt() -> None:
     assert model.generate([[1, 2, 3]], max_new_tokens=4) == [row]
     one = model.generate(torch.tensor([1, 2, 3]), max_new_tokens=4)
     assert one.tolist() == row
-    many = model.generate([torch.tensor([1, 2, 3]), torch.tensor([4], dtype=torch.int32)], max_new_tokens=4)
-    assert many[0].tolist() == row
-    assert many[1].dtype == torch.int32
     assert model.generate(torch.tensor([[1, 2, 3]], dtype=torch.int32), max_new_tokens=4).dtype == torch.int32
     text = model.generate("BCD", max_new_tokens=4)
     assert text == model.tokenizer.decode(row)
@@ -207,39 +204,6 @@ def test_a_stream_that_is_dropped_leaves_the_model_as_it_was() -> None:
     next(stream)
     stream.close()
     assert model.training
-
-
-@cached_or_not
-def test_a_stream_gives_the_attention_rows_of_every_token(name: str, cache: bool) -> None:
-    """The same tokens, and with each the rows that the map of the whole text has there."""
-    model, prompt = small(name), PROMPTS[0]
-    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 2, "cache": cache}
-    pairs = list(model.stream(prompt, attention=True, **options))
-    tokens = [token for token, _ in pairs]
-    assert tokens == list(model.stream(prompt, **options))
-    maps = [m.to_dense()[0] for m in model.maps(torch.tensor([prompt + tokens]))]  # (H, T, T) each
-    for S, (_, rows) in enumerate(pairs, start=len(prompt)):
-        for row, dense in zip(rows, maps, strict=True):
-            assert row.shape == (4, S)
-            assert not row.is_inference()
-            torch.testing.assert_close(row, dense[:, S - 1, :S], atol=1e-5, rtol=1e-4)
-
-
-def test_every_token_has_one_pair_in_a_stream_of_text() -> None:
-    pairs = list(fixed(4, 58, 59, 5, 58).stream("A", max_new_tokens=5, attention=True))
-    assert [text for text, _ in pairs] == ["E", "", "é", "F", "\N{REPLACEMENT CHARACTER}"]
-    assert [rows[0].shape[1] for _, rows in pairs] == [1, 2, 3, 4, 5]
-
-
-def test_a_stream_of_attention_that_is_dropped_leaves_nothing_behind() -> None:
-    model = small("llama").train()
-    before = type(model.blocks[0].attention).attend
-    stream = model.stream([1, 2], max_new_tokens=5, attention=True)
-    next(stream)
-    assert type(model.blocks[0].attention).attend is before  # between two tokens, too
-    stream.close()
-    assert model.training
-    assert type(model.blocks[0].attention).attend is before
 
 
 WRONG: list[tuple[object, dict, str]] = [

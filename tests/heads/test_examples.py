@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.heads import SurveyResult, read_survey, write_headvis
+from regard.heads import SurveyResult, read_survey
 from regard.heads.corpus_survey.examples import (
     EDGES,
     FIRST_QUERY,
@@ -162,32 +161,3 @@ def test_a_file_that_anyone_wrote(tmp_path: Path, name: str, tensor: Tensor, mes
     write_safetensors(path, tensors, content.metadata)
     with pytest.raises(SurveyFileError, match=message):
         read_survey(path)
-
-
-def test_the_tree_of_headvis(tmp_path: Path) -> None:
-    """As its `data_pipeline.py` describes the files."""
-    write_headvis(make_result(*windows()), tmp_path / "data")
-    config, scatter = (
-        json.loads((tmp_path / "data" / f"{name}.json").read_text()) for name in ("config", "scatter_data")
-    )
-    assert config["heads"] == [[0, head] for head in range(H)]
-    assert config["metrics"] == list(config["metric_descriptions"]) == ["self_attention_score"]
-    assert scatter[1] == {"layer": 0, "head": 1, "self_attention_score": 0.5}
-    assert json.loads((tmp_path / "data" / "server_config.json").read_text()) == {}
-    for layer, head in config["heads"]:
-        name = config["head_data_pattern"].format(layer=layer, head=head)
-        payload = json.loads((tmp_path / "data" / "heads" / name).read_text())
-        for part in ("qk_distance_histogram", "histogram"):
-            assert len(payload[part]["bin_edges"]) == len(payload[part]["bin_values"]) + 1
-        assert {"token", "weight"} == set(payload["top_query_tokens"][0]) == set(payload["top_key_tokens"][0])
-        assert len(payload["sequences"]) == E
-        for sequence in payload["sequences"]:
-            n, cells = sequence["seq_len"], sequence["attention_indices"]
-            assert n == len(sequence["tokens"])
-            assert len(cells) == len(sequence["attention_values"]) == len(set(cells))
-            assert all(0 <= cell % n <= cell // n < n for cell in cells)  # a query sees earlier keys
-            assert 1 <= sequence["interval"] <= config["n_intervals"]
-            inner = [w for c, w in zip(cells, sequence["attention_values"], strict=True) if c >= n and c % n]
-            assert sequence["max_activation"] == max(inner)
-    with pytest.raises(ValueError, match="headvis: expected a folder that is new or empty"):
-        write_headvis(make_result(*windows()), tmp_path / "data")

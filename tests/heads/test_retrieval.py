@@ -18,7 +18,6 @@ from regard.gpt.tokens import bpe_tokenizer
 from regard.heads import Needle, needle
 from regard.heads.needle_texts import FILLER, NEEDLES
 from regard.heads.retrieval import NeedleContext, _contexts, _count_hits
-from tests import sampling
 from tests.heads.made_heads import looking_at
 
 SIZES = {"lengths": (120,), "depths": (0.2, 0.8)}
@@ -29,19 +28,16 @@ def tokenizer() -> Tokenizer:
     return bpe_tokenizer([*FILLER, *(part for x in NEEDLES for part in x)], 400)
 
 
-def hits_by_rule(weights: Tensor, context: NeedleContext, written: list[int]) -> tuple[int, float, int]:
+def hits_by_rule(weights: Tensor, context: NeedleContext) -> tuple[int, float, int]:
     """Hits, the chance of a random visible key, and copied tokens, of one head's dense weights (T, T)."""
-    hits, chance, copied = 0, 0.0, 0
-    for i, token in enumerate(written):
-        if token not in context.answer:
-            continue
-        copied += 1
+    hits, chance = 0, 0.0
+    for i, token in enumerate(context.answer):
         query = len(context.ids) - 1 + i
         key = int(weights[query].argmax())
         hits += key in context.needle and context.ids[key] == token
         visible = [j for j in range(len(weights)) if weights[query, j] > 0]
         chance += sum(j in context.needle and context.ids[j] == token for j in visible) / len(visible)
-    return hits, chance, copied
+    return hits, chance, len(context.answer)
 
 
 def context_of(ids: list[int], needle: range, answer: list[int]) -> NeedleContext:
@@ -53,15 +49,14 @@ def test_hits_are_those_of_dense_attention(seed: int, mask: Any) -> None:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 6, (20,), generator=generator).tolist()
     context = context_of(ids, range(4, 12), ids[8:12])
-    written = [*ids[8:11], 7]  # the last one is not copied
     q, k = (torch.randn(1, 3, 23, 4, generator=generator, dtype=torch.float64) * 2 for _ in range(2))
     m = attention_map(q, k, mask=mask)
-    counts = _count_hits(m, context, written)
+    counts = _count_hits(m, context)
     for head, weights in enumerate(m.to_dense()[0]):
-        hits, chance, copied = hits_by_rule(weights, context, written)
+        hits, chance, copied = hits_by_rule(weights, context)
         assert float(counts.hits[0, head]) == hits
         assert float(counts.chance[0, head]) == pytest.approx(chance)
-        assert float(counts.tokens[0]) == copied == 3
+        assert float(counts.tokens[0]) == copied == 4
 
 
 def test_a_head_must_find_the_token_and_not_only_the_needle() -> None:
@@ -71,7 +66,7 @@ def test_a_head_must_find_the_token_and_not_only_the_needle() -> None:
     for shift, share in ((0, 1.0), (1, 0.0)):  # at the token itself, or beside it
         places = torch.zeros(T, dtype=torch.long)
         places[len(ids) - 1 :] = torch.tensor([5, 6, 7, 8]) - shift
-        counts = _count_hits(looking_at(places), context, context.answer)
+        counts = _count_hits(looking_at(places), context)
         assert float(counts.hits[0, 0]) == share * 4
         # A head that attends to some place in the needle is right by chance once in six.
         assert float(counts.relabelled[0, 0]) == pytest.approx(4 / 6)
@@ -100,7 +95,6 @@ def test_induction_heads_of_the_included_model_are_its_retrieval_heads() -> None
     assert found
     score = test.table[found[0]].scores["retrieval"]
     assert score.low > max(0.2, 10 * score.null)
-    assert test.answers == "forced"
     assert test.contexts == 2 * len(NEEDLES)
     assert test.correct > 0.5
     assert f"{len(found)} of 24 heads are retrieval heads" in str(test)
@@ -126,20 +120,17 @@ def small_gpt(tokenizer: Tokenizer) -> GPT:
 
 
 @pytest.mark.at_length("test_looking_everywhere_alike_is_never_labelled")
-@pytest.mark.parametrize("answers", sampling.share(["generated", "forced"], 2))
-def test_random_weights_earn_no_label(tokenizer: Tokenizer, answers: Any) -> None:
-    test = needle(small_gpt(tokenizer), answers=answers, **SIZES)
+def test_random_weights_earn_no_label(tokenizer: Tokenizer) -> None:
+    test = needle(small_gpt(tokenizer), **SIZES)
     assert not len(test.table.where(label="retrieval"))
     assert [row.kv_head for row in test.table] == [0, 0, 1, 1] * 2
-    assert test.answers == answers
     messages: list[str] = []
-    needle(small_gpt(tokenizer), answers=answers, report=messages.append, needles=NEEDLES[:2], **SIZES)
+    needle(small_gpt(tokenizer), report=messages.append, needles=NEEDLES[:2], **SIZES)
     assert len(messages) == 4
     assert messages[0].startswith("reading context 1 of 4")
 
 
-@pytest.mark.parametrize("answers", ["forced", "generated"])
-def test_transformers_models_against_their_eager_attention(tokenizer: Tokenizer, answers: Any) -> None:
+def test_transformers_models_against_their_eager_attention(tokenizer: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -153,19 +144,15 @@ def test_transformers_models_against_their_eager_attention(tokenizer: Tokenizer,
         attn_implementation="eager",
     )
     eager = transformers.LlamaForCausalLM(config).eval()
-    test = needle(eager, tokenizer, answers=answers, needles=NEEDLES[:3], **SIZES)
+    test = needle(eager, tokenizer, needles=NEEDLES[:3], **SIZES)
     totals = torch.zeros(2, 4, 3, dtype=torch.float64)
     for context in _contexts(tokenizer, NEEDLES[:3], FILLER, (120,), (0.2, 0.8), seed=0):
-        ids, written = torch.tensor([context.ids]), context.answer
         with torch.no_grad():
-            if answers == "generated":
-                written = eager.generate(ids, max_new_tokens=len(context.answer), do_sample=False)[0].tolist()
-                written = written[len(context.ids) :]
-            whole = torch.tensor([context.ids + written[:-1]])
+            whole = torch.tensor([context.ids + context.answer[:-1]])
             attentions = eager(whole, output_attentions=True).attentions
         for layer, weights in enumerate(attentions):
             for head in range(4):
-                totals[layer, head] += torch.tensor(hits_by_rule(weights[0, head], context, written))
+                totals[layer, head] += torch.tensor(hits_by_rule(weights[0, head], context))
     for row in test.table:
         hits, chance, copied = totals[row.layer, row.head].tolist()
         score = row.scores["retrieval"]
@@ -179,7 +166,6 @@ def test_transformers_models_against_their_eager_attention(tokenizer: Tokenizer,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"answers": "free"}, 'answers: expected "forced" or "generated", got \'free\''),
         ({"lengths": (9999,)}, "lengths: expected at most 256 tokens, the model's context, got 9999"),
         ({"lengths": (20,)}, r"lengths: expected at least \d+ tokens for the needle .*, got 20"),
         ({"lengths": 128}, r"lengths: expected several, as \(128,\), got 128"),
@@ -195,19 +181,8 @@ def test_wrong_use_is_answered_in_a_sentence(tokenizer: Tokenizer, options: Any,
         needle(small_gpt(tokenizer), **(SIZES | options))
 
 
-def test_a_model_without_a_tokenizer_or_generate_is_refused(tokenizer: Tokenizer) -> None:
+def test_a_model_without_a_tokenizer_is_refused(tokenizer: Tokenizer) -> None:
     model = small_gpt(tokenizer)
     model.tokenizer = None
     with pytest.raises(ValueError, match="tokenizer: expected the model's, got none"):
         needle(model)
-
-    class Wrapped(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, input_ids: Tensor) -> Tensor:
-            return self.inner(input_ids)
-
-    with pytest.raises(ValueError, match="model: expected one with `generate`"):
-        needle(Wrapped(), tokenizer, answers="generated", **SIZES)

@@ -21,7 +21,7 @@ from regard.heads.corpus_survey.corpus import batches
 from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
 from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import result_path
-from regard.support.file_lock import InUseError, LostLockError
+from regard.support.file_lock import InUseError
 from regard.support.processes import Processes
 from tests.patience import HANGING
 from tests.sampling import share
@@ -181,9 +181,8 @@ def test_a_signal_stops_it_and_the_survey_goes_on_to_the_same_bits(
         survey(reader, plan, cut, ranks=RANKS, report=report)
     chunks = [chunk_file(cut, 0), chunk_file(cut, 1)]
     assert sorted(chunk_folder(cut).iterdir()) == chunks
-    damaged = chunks[1].read_bytes()[:-1] + b"?"
-    chunks[1].write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"chunk-000001.* checksum .*: remove it, or start again"):
+    chunks[1].write_bytes(chunks[1].read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"chunk-000001.* is not a complete .*: remove it, or start again"):
         survey(reader, plan, cut, ranks=RANKS)
     chunks[1].unlink()
     survey(reader, plan, cut, ranks=RANKS)
@@ -196,33 +195,12 @@ def test_a_second_survey_is_refused(corpus: Path, reader: SurveyModel, tmp_path:
 
     def second(windows: int, read: int) -> None:
         if windows == 2:
-            with pytest.raises(InUseError, match="is in use by this process since") as error:
+            with pytest.raises(InUseError, match="is in use by process") as error:
                 survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
             refused.append(error)
 
     survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, report=second)
     assert len(refused) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv", "out.csv.examples"]
-
-
-@pytest.mark.parametrize("batch", [1, 10])
-def test_a_survey_whose_lock_was_removed_leaves_the_file_to_the_next(
-    corpus: Path, reader: SurveyModel, small_chunks: None, tmp_path: Path, batch: int
-) -> None:
-    """It notices before it writes a chunk."""
-    out, reports = tmp_path / "out.csv", []
-    plan = SurveyPlan(corpus, length=32, batch=batch)
-
-    def take_over(windows: int, read: int) -> None:
-        reports.append(windows)
-        if len(reports) == 1:
-            (tmp_path / ".out.csv.lock").unlink()
-            survey(reader, plan, out, ranks=RANKS)
-            out.write_text("the next survey's")
-
-    with pytest.raises(LostLockError, match=r"out: .*\.out\.csv\.lock was removed or replaced"):
-        survey(reader, plan, out, ranks=RANKS, report=take_over)
-    assert out.read_text() == "the next survey's"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv", "out.csv.examples"]
 
 
@@ -242,7 +220,7 @@ def test_another_survey_is_not_continued(
     with pytest.raises(ValueError, match="another corpus"):
         survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
     chunk_file(out, 0).write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match=r"not a checkpoint that can be read.*--fresh"):
+    with pytest.raises(ValueError, match=r"not a complete safetensors file.*--fresh"):
         survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
     survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, fresh=True)
     assert out.exists()

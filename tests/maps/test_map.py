@@ -395,16 +395,6 @@ def test_a_tensors_method_is_answered_with_what_to_write() -> None:
     assert not hasattr(m, "__len_hint__")
 
 
-def test_the_share_of_chosen_keys_in_the_full_row() -> None:
-    q, k = torch.randn(2, 1, 2, 9, 4, generator=torch.Generator().manual_seed(0))
-    chosen = (torch.arange(9) % 3 == 0).expand(9, 9) | torch.eye(9, dtype=torch.bool)
-    m = regard.attention_map(q, k, mask=regard.causal & regard.tensor_mask(chosen))
-    full = regard.attention_map(q, k, mask=regard.causal).to_dense()
-    assert torch.allclose(m.share_of(regard.causal), (full * chosen).sum(-1), atol=1e-6)
-    with pytest.raises(ValueError, match="last query"):
-        m[:, :, 2:5].share_of(regard.causal)
-
-
 @pytest.mark.parametrize("S", [96, 600, 1300])
 def test_topk_of_many_keys(S: int) -> None:
     """With more keys than are sorted at once, and a number that no strand divides."""

@@ -91,13 +91,8 @@ def characters() -> Any:
 
 
 def slow_bytes() -> Any:
-    """ByT5's: written in Python, without offsets, one token a byte."""
+    """As ByT5's: a tokenizer that knows no offsets."""
     return transformers.ByT5Tokenizer()
-
-
-def slow_code_points() -> Any:
-    """CANINE's: written in Python, one token a code point."""
-    return transformers.CanineTokenizer()
 
 
 MAKERS = (
@@ -107,6 +102,4 @@ MAKERS = (
     unigram,
     byte_fallback,
     characters,
-    slow_bytes,
-    slow_code_points,
 )

@@ -98,13 +98,3 @@ def test_the_walk_says_what_is_wrong_before_it_starts(
     out, err = capsys.readouterr()
     assert out == ""
     assert "got 'figure.gif'" in err
-
-
-def test_the_sanity_check_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_module("regard.attention", run_name="__main__")
-    out = capsys.readouterr().out
-    assert "x (2, 4, 8)  weights (2, 4, 4)  output (2, 4, 8)" in out
-    assert "[0.7027, 0.2973, 0.0000, 0.0000]" in out
-    assert "[0.2586, 0.2269, 0.2453, 0.2692]" in out
-    assert "row sums [[1.0, 1.0, 1.0," in out
-    assert "nothing above the diagonal: True" in out

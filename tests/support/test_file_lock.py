@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.support.file_lock import FileLock, InUseError, LostLockError
+from regard.support.file_lock import FileLock, InUseError
 from regard.support.files import check_folder_writable
 
 OWNER = """
@@ -48,8 +46,8 @@ def take(folder: Path) -> FileLock:
 def test_the_second_is_told_who_is_first_and_what_to_do(tmp_path: Path) -> None:
     process = owner(tmp_path)
     message = (
-        rf"out: .*{tmp_path.name} is in use by process {process.pid} since \d{{4}}-.* \(-c .*\): "
-        rf"wait until it ends, stop it with `kill {process.pid}`, or choose another place"
+        rf"out: .*{tmp_path.name} is in use by process {process.pid} on .*: "
+        "wait until it ends, or choose another place"
     )
     try:
         with pytest.raises(InUseError, match=message):
@@ -60,7 +58,7 @@ def test_the_second_is_told_who_is_first_and_what_to_do(tmp_path: Path) -> None:
     # A killed owner has left its file, which locks nothing and is not in the way.
     assert (tmp_path / ".lock").exists()
     with take(tmp_path):
-        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,7 +118,7 @@ def test_two_threads_are_two(tmp_path: Path) -> None:
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()
-    assert "is in use by this process since" in str(errors[0])
+    assert f"is in use by process {os.getpid()} on " in str(errors[0])
 
 
 def test_locks_taken_in_turn_are_never_held_by_two(tmp_path: Path) -> None:
@@ -150,11 +148,10 @@ def test_locks_taken_in_turn_are_never_held_by_two(tmp_path: Path) -> None:
 
 def test_the_owner_in_a_file_cannot_write_to_a_terminal(tmp_path: Path) -> None:
     with take(tmp_path):
-        named = json.loads((tmp_path / ".lock").read_text())
-        (tmp_path / ".lock").write_text(json.dumps(named | {"host": "elsewhere", "command": "\x1b[2J"}))
-        with pytest.raises(InUseError, match=r"on elsewhere since .* \(\\x1b\[2J\)"):
+        (tmp_path / ".lock").write_text("\x1b[2Jprocess 7")
+        with pytest.raises(InUseError, match=r"is in use by \[2Jprocess 7: wait"):
             take(tmp_path)
-        (tmp_path / ".lock").write_text("rubbish")
+        (tmp_path / ".lock").write_text("")
         with pytest.raises(InUseError, match="is in use by another process: wait until it ends"):
             take(tmp_path)
 
@@ -227,33 +224,3 @@ def test_a_read_only_folder_is_reported_as_such() -> None:
         )
         assert done.stdout == 3 * message
         assert os.listdir(name) == []
-
-
-def test_an_owner_notices_that_its_lock_was_removed_or_replaced(tmp_path: Path) -> None:
-    first = take(tmp_path)
-    first.check()
-    (tmp_path / ".lock").unlink()
-    with pytest.raises(LostLockError, match=r"out: .*\.lock was removed or replaced"):
-        first.check()
-    with take(tmp_path) as second:
-        with pytest.raises(LostLockError, match=r"out: .*\.lock was removed or replaced"):
-            first.check()
-        first.release()  # which leaves the lock to the second
-        second.check()
-        with pytest.raises(InUseError):
-            take(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_owner_notices_that_its_folder_was_removed(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    lock = take(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run")
-    with pytest.raises(LostLockError):
-        lock.check()
-    (tmp_path / "run").touch()
-    with pytest.raises(LostLockError):
-        lock.check()
-    lock.release()
-    with pytest.raises(LostLockError):
-        lock.check()

@@ -12,7 +12,6 @@ import regard
 from regard.gpt import GPT, Config
 from regard.gpt.training.corpus import read
 from regard.heads.corpus_survey.corpus import digest, read_chunks
-from regard.support import checkpoint_files
 from regard.support.files import (
     CaptureFileError,
     FileError,
@@ -27,6 +26,7 @@ from regard.support.files import (
     read_json,
     read_text,
 )
+from regard.support.safetensor_files import read_safetensors
 
 LINKS = [
     ("nowhere", "is a symbolic link to a file that does not exist"),
@@ -184,7 +184,7 @@ def test_a_link_to_a_checkpoint_that_leads_nowhere_is_not_an_absent_file(
 ) -> None:
     (tmp_path / "run").symlink_to(target.format(name="run"))
     with pytest.raises(RunFileError, match=f"run, which {says}"):
-        checkpoint_files.load(tmp_path / "run", "format", lambda content: content, RunFileError)
+        read_safetensors(tmp_path / "run", ["format"], RunFileError)
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""Processes under a supervisor: how they ended is known, and nothing of them is left, whoever is killed."""
+"""Processes under supervision: how they ended is known, and nothing of them is left, whoever is killed."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,16 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from regard.support import supervision
 from regard.support.supervision import Supervision
-from tests.attack.signals import marked
 from tests.patience import HANGING
 
-SLEEPS = ["sleep", "3600"]
 
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", code]
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, with a module `program` that runs its argument."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "program.py").write_text("import os, signal, sys, time\nexec(sys.argv[1])\n")
+    (tmp_path / "temporary").mkdir()
+    source = [str(tmp_path / "code"), *(path for path in sys.path if path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(source))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
 
 
 def ends(processes: Supervision, count: int) -> list[str]:
@@ -34,18 +37,12 @@ def ends(processes: Supervision, count: int) -> list[str]:
     return said
 
 
-def wait_for_folder(processes: Supervision) -> None:
-    limit = time.monotonic() + HANGING
-    while not (processes.folder / "tmp").is_dir():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files, which is empty afterwards."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -60,102 +57,64 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_how_a_process_ended_is_said(code: str, says: str, temporary: Path) -> None:
     with Supervision("test") as processes:
-        processes.start(python(f"import os, signal; {code}"))
+        processes.start("program", code)
         assert ends(processes, 1)[0].startswith(says)
-        assert processes.folder.is_dir()
-    assert list(temporary.iterdir()) == []
-
-
-def test_each_process_has_its_environment_and_one_folder_for_temporary_files(temporary: Path) -> None:
-    code = "import os, tempfile; open(f'{tempfile.gettempdir()}/../{os.environ[\"NAME\"]}', 'w')"
-    with Supervision("test") as processes:
-        for name in ("first", "second"):
-            processes.start(python(code), {"NAME": name})
-        assert ends(processes, 2) == ["exited with code 0"] * 2
-        assert {path.name for path in processes.folder.iterdir()} >= {"first", "second", "tmp"}
         assert processes.folder.stat().st_mode & 0o777 == 0o700
     assert list(temporary.iterdir()) == []
 
 
-def test_what_cannot_be_started_is_said(temporary: Path) -> None:
+def test_each_process_has_its_environment_and_one_folder_for_temporary_files(temporary: Path) -> None:
+    code = "import tempfile; open(f'{tempfile.gettempdir()}/../{os.environ[\"NAME\"]}', 'w')"
     with Supervision("test") as processes:
-        processes.start(["/no/such/program"])
-        assert "could not be started: [Errno 2] No such file" in ends(processes, 1)[0]
-    assert list(temporary.iterdir()) == []
+        for name in ("first", "second"):
+            processes.start("program", code, {"NAME": name})
+        assert ends(processes, 2) == ["exited with code 0"] * 2
+        assert {path.name for path in processes.folder.iterdir()} >= {"first", "second", "tmp"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_supervisor_that_is_ended_takes_all_with_it(number: signal.Signals, temporary: Path) -> None:
-    mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
-    left = f"import subprocess; subprocess.Popen(['sleep', '{mark}'], start_new_session=True).wait()"
-    with Supervision("test") as processes:
-        processes.start(python(left))
-        limit = time.monotonic() + HANGING
-        while len(marked(mark)) < 3:  # the supervisor, which has the command as arguments, among them
-            assert time.monotonic() < limit
-            time.sleep(0.01)
-        processes._supervisors[0].send_signal(number)
-        assert ends(processes, 1) == ["was ended from outside, with the process that supervises it"]
-    while marked(mark):
-        assert time.monotonic() < limit
-    assert list(temporary.iterdir()) == []
+CHILD = "import subprocess; child = subprocess.Popen(['sleep', '3600']); "
+WRITE = "open('{file}', 'w').write(f'{{os.getpid()}} {{child.pid}} '); child.wait()"
 
 
-def test_a_supervisor_that_was_stopped_is_not_waited_for(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervision, "STUCK", 0.1)
-    with Supervision("test") as processes:
-        processes.start(SLEEPS)
-        wait_for_folder(processes)
-        processes._supervisors[0].send_signal(signal.SIGSTOP)
-    assert processes._supervisors[0].returncode == -signal.SIGKILL
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_fork_of_the_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
-    mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
-    code = f"""
-import os, time
-from regard.support.supervision import Supervision
-with Supervision("test") as processes:
-    processes.start(["sleep", "{mark}"])
-    while not (processes.folder / "tmp").is_dir():
-        time.sleep(0.01)
-    if os.fork() == 0:
-        time.sleep(60)
-        os._exit(0)
-    print("ready", flush=True)
-    time.sleep(60)
-"""
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == b"ready\n"
-    fork = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()[-1])
-    parent.kill()
-    parent.wait()
-    limit = time.monotonic() + HANGING
-    try:
-        while any(command.startswith("sleep") for command in marked(mark).values()) or any(
-            tmp_path.iterdir()
-        ):
-            assert time.monotonic() < limit
-            time.sleep(0.01)
-    finally:
-        os.kill(fork, signal.SIGKILL)
-        parent.stdout.close()
-
-
-def test_it_works_in_a_thread_and_leaves_no_handler_and_no_thread(temporary: Path) -> None:
-    """`global_state` compares the handlers and the threads after every test."""
+def test_the_end_of_the_block_ends_what_was_started(temporary: Path) -> None:
+    """In a thread, too; `global_state` compares the handlers and the threads after every test."""
+    file = temporary.parent / "pids"
 
     def run() -> None:
         with Supervision("test") as processes:
-            processes.start(SLEEPS)
-            wait_for_folder(processes)
+            processes.start("program", CHILD + WRITE.format(file=file))
+            limit = time.monotonic() + HANGING
+            while not file.exists() or not file.read_text().endswith(" "):
+                assert time.monotonic() < limit
+                time.sleep(0.01)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
+    limit = time.monotonic() + HANGING
+    while any(map(is_alive, map(int, file.read_text().split()))):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_process_ends_when_its_parent_is_killed(temporary: Path) -> None:
+    code = """
+import sys, time
+from regard.support.supervision import Supervision
+with Supervision("test") as processes:
+    processes.start("program", "open(sys.argv[0] + '.pid', 'w').write(str(os.getpid())); time.sleep(3600)")
+    time.sleep(3600)
+"""
+    file = temporary.parent / "code" / "program.py.pid"
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
+    limit = time.monotonic() + HANGING
+    while not file.exists() or not file.read_text():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    while is_alive(int(file.read_text())):
+        assert time.monotonic() < limit
+        time.sleep(0.01)

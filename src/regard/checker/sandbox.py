@@ -2,7 +2,7 @@
 
 A hang, a crash, an `exit()`, a training loop at module level or an allocation of gigabytes ends in a clear
 error, not in a dead checker. The report comes back as JSON in a file; nothing is unpickled, and the code's
-own output cannot be taken for the report. Nothing is left running, however this process ends (`supervision`).
+own output cannot be taken for the report. The processes end with this one (`supervision`).
 This contains accidents; it does not stop malicious code.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -120,9 +119,8 @@ def run(
                 "store": str(processes.folder / "store"),
                 "result": str(path),
             }
-            # With -P no file of the current folder hides a module.
-            command = [sys.executable, "-P", "-m", module, json.dumps(request | own)]
-            processes.start(command, _rank_environment(rank, ranks) if ranks > 1 else {})
+            environment = _rank_environment(rank, ranks) if ranks > 1 else {}
+            processes.start(module, json.dumps(request | own), environment)
         workers = [WorkerResult() for _ in paths]
         has_started, end = False, time.monotonic() + STARTING
         while time.monotonic() < end:

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard.cli.parts.options import AsJson
-from regard.cli.parts.signals import allow_closed_pipe, end_on_signals
+from regard.cli.parts.signals import allow_closed_pipe
 from regard.cli.parts.verdict import EXIT_CODES
 from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from regard.checker.reports.report import Report
+
+OPTIONS = ("causal", "window", "softcap", "scale", "heads", "true_means", "cached", "oracle", "device")
+OPTIONS += ("gradients", "processes", "strict")
+"""The options that `regard.check` has by the same names."""
 
 
 def check(
@@ -99,6 +103,7 @@ def check(
       regard check --list
       regard check --visibility
     """
+    given = dict(locals())
     if show_list:
         with allow_closed_pipe():
             _print_catalogue(as_json)
@@ -107,49 +112,38 @@ def check(
         with allow_closed_pipe():
             _print_visibility(as_json)
         return
-    # Inside the block, so that Ctrl-C during the import of PyTorch ends the command without a traceback, too.
-    with end_on_signals():  # the supervisor ends what it has started
-        from regard.checker.errors import CheckError
+    from regard.checker.errors import CheckError
 
-        words = [target, *context.args] if target else []  # --with takes several words
-        places = [word for word in words if "=" not in word]
-        try:
-            if len(places) != 1:
-                raise CheckError(
-                    f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
-                )
-            options: dict[str, Any] = {
-                "init": _arguments("--with", [*(with_ or []), *(word for word in words if "=" in word)]),
-                "call": _arguments("--call", call or []),
-            }
-            asked: dict[str, Any] = {
-                "causal": causal,
-                "window": window,
-                "softcap": softcap,
-                "scale": scale,
-                "heads": heads,
-            }
-            asked |= {"true_means": true_means, "cached": cached, "oracle": oracle, "device": device}
-            asked |= {"gradients": gradients, "processes": processes, "strict": strict}
-            # None means that the option was not given; False is an answer (--no-causal).
-            options |= {name: value for name, value in asked.items() if value is not None}
-            from regard.checker.sandbox import check_in_process
+    words = [target, *context.args] if target else []  # --with takes several words
+    places = [word for word in words if "=" not in word]
+    try:
+        if len(places) != 1:
+            raise CheckError(
+                f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
+            )
+        options: dict[str, Any] = {
+            "init": _arguments("--with", [*(with_ or []), *(word for word in words if "=" in word)]),
+            "call": _arguments("--call", call or []),
+        }
+        # None means that the option was not given; False is an answer (--no-causal).
+        options |= {name: given[name] for name in OPTIONS if given[name] is not None}
+        from regard.checker.sandbox import check_in_process
 
-            report = check_in_process(places[0], options, timeout=timeout, memory=memory)
-        except CheckError as error:
-            if as_json:
-                result = {"verdict": None, "ok": None, "error": str(error)}
-                # In JSON an error goes to stdout as well, so that a program need not parse two formats.
-                typer.echo(escape(json.dumps(result, ensure_ascii=False)))
-            else:
-                typer.echo(f"regard: {escape(str(error))}", err=True)
-            raise typer.Exit(2) from None
-        with allow_closed_pipe():
-            if as_json:
-                typer.echo(escape(report.to_json()))
-            else:
-                print_report(report)
-        raise typer.Exit(EXIT_CODES[report.verdict])
+        report = check_in_process(places[0], options, timeout=timeout, memory=memory)
+    except CheckError as error:
+        if as_json:
+            result = {"verdict": None, "ok": None, "error": str(error)}
+            # In JSON an error goes to stdout as well, so that a program need not parse two formats.
+            typer.echo(escape(json.dumps(result, ensure_ascii=False)))
+        else:
+            typer.echo(f"regard: {escape(str(error))}", err=True)
+        raise typer.Exit(2) from None
+    with allow_closed_pipe():
+        if as_json:
+            typer.echo(escape(report.to_json()))
+        else:
+            print_report(report)
+    raise typer.Exit(EXIT_CODES[report.verdict])
 
 
 def _arguments(option: str, words: list[str]) -> dict[str, Any]:

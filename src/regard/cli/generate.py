@@ -39,12 +39,6 @@ def generate(
         list[str] | None,
         typer.Option("--stop", metavar="TEXT", help="Stop after this text. Repeat the option for several."),
     ] = None,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache/--no-cache", help="Keep keys and values in a cache, or recompute them for each token."
-        ),
-    ] = True,
 ) -> None:
     """Continue a text with a model, shown as it is generated.
 
@@ -68,7 +62,6 @@ def generate(
         top_p=top_p,
         seed=seed,
         stop=stop or [],
-        cache=cache,
     )
     typer.echo(escape(prompt), nl=False)
     try:

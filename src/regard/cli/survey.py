@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -49,12 +48,6 @@ def survey(
             help="Strongest examples of each head to keep, in FILE.examples. 0 keeps none.",
         ),
     ] = 8,
-    headvis: Annotated[
-        Path | None,
-        typer.Option(
-            "--headvis", metavar="FOLDER", help="Also write the tree of files that the HeadVis viewer reads."
-        ),
-    ] = None,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -79,13 +72,15 @@ def survey(
     Examples:
       regard survey book.txt
       regard survey book.txt --model smollm2 --out survey.parquet
-      regard survey book.txt --headvis data
       torchrun --nproc-per-node 4 --no-python \\
         regard survey corpus.txt --out survey.parquet
       regard survey corpus.txt --shard 0/8   (to 7/8, on any machines)
       regard survey corpus.txt --join
     """
+    from rich.console import Console
+
     from regard.cli.parts.model import Model
+    from regard.cli.parts.progress_bar import progress_bar
     from regard.heads.corpus_survey.survey import (
         Shard,
         SurveyModel,
@@ -96,8 +91,6 @@ def survey(
     )
     from regard.heads.corpus_survey.survey import survey as run
     from regard.heads.corpus_survey.survey_chunks import chunk_folder
-    from regard.heads.corpus_survey.survey_result import read_survey
-    from regard.heads.headvis import check_headvis, write_headvis
     from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
     from regard.support.files import TextFileError, check_regular_file
     from regard.support.processes import process_group
@@ -105,8 +98,6 @@ def survey(
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"--{name}: expected at least {least}, got {value}")
-    if headvis is not None and not examples:
-        raise ValueError("--headvis: expected examples to write, got --examples 0")
     part = None if shard is None else Shard.parse(shard)
     if join and part is not None:
         raise ValueError("--join: expected it without --shard, once all shards have ended")
@@ -116,8 +107,6 @@ def survey(
             raise ValueError(f"--shard, --join: expected one process, got {ranks.world_size} of torchrun")
         # Rank 0 alone writes the table, and its error is raised on every rank.
         ranks.on_main(lambda: check_out(out))  # before the model is opened
-        if headvis is not None:
-            ranks.on_main(lambda: check_headvis(headvis))
         opened = Model.open(model).to(ranks.device)
         reader = SurveyModel(
             opened.title,
@@ -129,16 +118,25 @@ def survey(
             lambda ids: decode_vocabulary(opened.tokenizer, ids),
         )
         plan = SurveyPlan(corpus, min(length, opened.context or length), batch, windows, threads, examples)
+        words = Console(stderr=True, quiet=not ranks.is_main)
+        size = corpus.stat().st_size
+
+        def show(report: Callable[[int, int], None]) -> Callable[[int, int], None]:
+            """Report percents of the corpus, or of as many windows as were asked for."""
+            return lambda done, read: report(
+                round(100 * max(read / size, done / windows if windows else 0.0)), 100
+            )
+
         try:
             if part is not None:
-                with _bar(corpus.stat().st_size, None, True) as tell:
-                    chunks = survey_shard(reader, plan, out, part, fresh=fresh, report=tell)
+                with progress_bar(words, "reading the corpus") as report:
+                    chunks = survey_shard(reader, plan, out, part, fresh=fresh, report=show(report))
                 folder = escape(str(chunk_folder(out)))
                 typer.echo(f"{folder}: shard {shard}, {chunks} chunks; when all are there: --join", err=True)
                 return
-            with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
+            with progress_bar(words, "reading the corpus") as report:
                 if not join:
-                    table = run(reader, plan, out, ranks=ranks, fresh=fresh, report=tell)
+                    table = run(reader, plan, out, ranks=ranks, fresh=fresh, report=show(report))
                 else:
                     table = join_survey(reader, plan, out)
         # The chunks that are complete are saved: the same command goes on after them.
@@ -156,35 +154,5 @@ def survey(
                 f"{table.tokens:,} tokens; {named} have a label",
                 err=True,
             )
-            if headvis is not None:
-                write_headvis(read_survey(out), headvis)
-                typer.echo(f"{escape(str(headvis))}: the data folder of HeadVis", err=True)
             if examples:
                 typer.echo(f"Open it: regard inspect --survey {escape(shlex.quote(str(out)))}", err=True)
-
-
-@contextmanager
-def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar in a terminal, over the corpus or as many windows as were asked for; elsewhere nothing."""
-    # TERM=dumb: Emacs and CI logs do not move the cursor.
-    if not shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda windows, read: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.fields[windows]:,} windows"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("survey", total=1.0, windows=0)
-
-        def tell(windows: int, read: int) -> None:
-            # A limit of windows ends the survey before the corpus does.
-            share = max(read / size, windows / most if most else 0.0)
-            bar.update(task, completed=share, windows=windows)
-
-        yield tell

@@ -111,6 +111,10 @@ def train(
       regard train book.txt --vocab-size 2048 --d-model 256 --norm rms
       torchrun --nproc-per-node 2 --no-python regard train book.txt --out both
     """
+    # The settings and the sizes have the names of their options.
+    options = dict(locals())
+    from dataclasses import fields
+
     from regard.gpt.config import Config
     from regard.gpt.training.corpus import prepare, python_documentation, read
     from regard.gpt.training.run_folder import check_folder
@@ -119,25 +123,7 @@ def train(
     from regard.support.processes import is_main_process
 
     settings = TrainingSettings(
-        steps=steps,
-        batch_size=batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        learning_rate=learning_rate,
-        min_learning_rate=min_learning_rate,
-        warmup_steps=warmup_steps,
-        optimizer=optimizer,
-        muon_learning_rate=muon_learning_rate,
-        short_length=short_length,
-        short_share=short_share,
-        weight_decay=weight_decay,
-        beta2=beta2,
-        max_grad_norm=max_grad_norm,
-        seed=seed,
-        evaluate_every=evaluate_every,
-        save_every=save_every,
-        minutes=minutes,
-        precision=precision,
-        compile=compile,
+        **{field.name: options[field.name] for field in fields(TrainingSettings) if field.name in options}
     )
     # The other ranks wait in `train` until rank 0 owns the folder; all of them asking would lock one another
     # out.
@@ -145,20 +131,10 @@ def train(
         check_folder(out)  # before the text is read and its tokens are learned
     text = python_documentation() if corpus is None else read(corpus)
     prepared = prepare(text, context_length, vocab_size)
-    config = Config(
-        vocab_size=prepared.vocab_size,
-        context_length=context_length,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        d_model=d_model,
-        num_kv_heads=num_kv_heads,  # type: ignore[arg-type]  # None is Config's default
-        norm=norm,
-        positions=positions,
-        activation=activation,
-        dropout=dropout,
-        # As in GPT-2, the token that begins a text also ends the one before it.
-        eos_token_id=() if prepared.bos_token_id is None else (prepared.bos_token_id,),
-    )
+    # As in GPT-2, the token that begins a text also ends the one before it.
+    end = () if prepared.bos_token_id is None else (prepared.bos_token_id,)
+    sizes = {field.name: options[field.name] for field in fields(Config) if field.name in options}
+    config = Config(**sizes | {"vocab_size": prepared.vocab_size, "eos_token_id": end})
     # `--compile` compiles the loss with the model in it: a monitor's wrapper would break that graph.
     watch = None if compile else partial(_watch, out)
     result = run(config, prepared, out, settings, resume=resume, device=device, watch=watch)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.views import Rows
 from regard.layers import Attention
 from regard.maps import AttentionMap, attention_map
 from regard.support.override import MethodWrappers
@@ -33,14 +32,6 @@ class LayerInputs(NamedTuple):
         return attention_map(
             self.q, self.k, mask=self.mask, scale=layer.scale, softcap=layer.softcap, sinks=layer.sinks
         )
-
-    def newest_row(self) -> Tensor:
-        """The weights of the last query, (B, H, S); of no other query anything is computed."""
-        T = self.q.shape[2]
-        # The mask is by position: the last query alone would count as the first one.
-        last = self._replace(q=self.q[:, :, -1:], mask=Rows(self.mask, T - 1, T))
-        row: Tensor = last.attention_map()[:, :, 0]
-        return row
 
 
 @contextmanager

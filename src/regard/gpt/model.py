@@ -162,12 +162,7 @@ class GPT(nn.Module):
         return generation.generate(self, prompt, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Any]:
-        """Yield the continuation of a `prompt` as it is computed; the `options` are those of `generate`.
-
-        `for token, rows in model.stream(prompt, attention=True)` gives for every new token a tensor (H, S)
-        for each layer: the weights of the query that predicted it, the last of the S tokens before it. Edges
-        that `regard.block` cuts still have their weight there; a capture shows the edited run.
-        """
+        """Yield the continuation of a `prompt` as it is computed; the `options` are those of `generate`."""
         return generation.stream(self, prompt, **options)
 
     @property

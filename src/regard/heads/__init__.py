@@ -1,7 +1,6 @@
 """Head behaviour: scores of every head, each with the baseline of uniform attention, and labels."""
 
 from regard.heads.corpus_survey.survey_result import SurveyResult, read_survey
-from regard.heads.headvis import write_headvis
 from regard.heads.measures.head_scores import HeadScores, scores
 from regard.heads.measures.visibility import uniform
 from regard.heads.needle_texts import Needle
@@ -30,5 +29,4 @@ __all__ = [
     "scores",
     "study",
     "uniform",
-    "write_headvis",
 ]

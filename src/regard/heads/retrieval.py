@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,19 +54,16 @@ class NeedleTest:
 
     table: HeadTable
     """Every head with its score "retrieval". `table.join(test.table)` puts it beside other scores."""
-    answers: Literal["forced", "generated"]
-    """Whether the model read the answers ("forced") or wrote them itself ("generated")."""
     correct: float
-    """The share of the answers' tokens that the model predicted as it read them, or that it wrote."""
+    """The share of the answers' tokens that the model predicted as it read them."""
     contexts: int
     """The number of contexts: needles × lengths × depths."""
 
     def __str__(self) -> str:
         heads = len(self.table.where(label="retrieval"))
-        how = "read" if self.answers == "forced" else "written"
         sentence = (
             f"{heads} of {len(self.table)} heads are retrieval heads ({self.contexts} contexts, "
-            f"{self.correct:.0%} of the answers {how} right)"
+            f"{self.correct:.0%} of the answers read right)"
         )
         return f"{sentence}\n\n{as_text(summarised(self.table, top=None, label='retrieval'))}"
 
@@ -79,16 +76,16 @@ def needle(
     filler: str | Sequence[str] = FILLER,
     lengths: Sequence[int] = (128, 256, 512),
     depths: Sequence[float] = (0.1, 0.5, 0.9),
-    answers: Literal["forced", "generated"] = "forced",
     seed: int = 0,
     report: Callable[[str], None] = lambda message: None,
 ) -> NeedleTest:
     """Score every head of a causal language model as a retrieval head (Wu et al. 2024).
 
-    The retrieval score of a head is the share of copied needle tokens for which, at the step that predicts
-    the token, the key with the most attention lies in the needle and is that same token. Its baselines are
-    the same of a key drawn at random from the visible ones (`null`) and of the needle's tokens in random
-    order (`shuffled`); its 95% interval is over needles.
+    The retrieval score of a head is the share of the needle's answer tokens for which, at the step that
+    predicts the token, the key with the most attention lies in the needle and is that same token. Its
+    baselines are the same of a key drawn at random from the visible ones (`null`) and of the needle's tokens
+    in random order (`shuffled`); its 95% interval is over needles. The model reads the answer, so that a
+    small model can be scored that would not find it.
 
     - `model`: a `regard.gpt.GPT`, or a causal language model of Transformers.
     - `tokenizer`: the model's; a GPT brings its own.
@@ -100,16 +97,11 @@ def needle(
       random order, again and again, until a context is full.
     - `lengths`: of the contexts in tokens, with needle, question and answer.
     - `depths`: where the needle is in the filler, from 0 (first) to 1 (last).
-    - `answers`: "forced" lets the model read the needle's own answer, so that a small model can be scored
-      that would not find it. With "generated" the model writes the answer greedily, as in the paper, and
-      only the tokens that it copies from the needle's answer count.
     - `seed`: of the filler's order.
     - `report`: called with a message at every context.
     """
     from regard.recorder.model_inputs import context_length
 
-    if answers not in ("forced", "generated"):
-        raise ValueError(f'answers: expected "forced" or "generated", got {answers!r}')
     for name, numbers in (("lengths", lengths), ("depths", depths)):
         # A single number is a common mistake, and would fail later as "not iterable".
         if not isinstance(numbers, Sequence):
@@ -128,32 +120,35 @@ def needle(
     correct = total = 0
     for number, context in enumerate(contexts, start=1):
         report(f"reading context {number} of {len(contexts)}, of {len(context.ids):,} tokens")
-        read = _read_answer(model, context) if answers == "forced" else _write_answer(model, context)
-        correct += read.correct
+        # One forward pass over everything but the last token of the answer.
+        seen, logits = _run(model, context.ids + context.answer[:-1], len(context.answer))
+        choices = [] if logits is None else logits.argmax(-1).tolist()
+        # strict=False: a model without logits gives no choices.
+        correct += sum(a == b for a, b in zip(choices, context.answer, strict=False))
         total += len(context.answer)
-        attention = [layer for layer in read.seen.layers if not layer.is_linear]
+        attention = [layer for layer in seen.layers if not layer.is_linear]
         for i, layer in enumerate(attention):
             key, m = str(layer.key), layer.softmax_map("retrieval")
             layers[key] = name_layer(i, m, [x.key for x in attention], [x.heads for x in attention])
-            hits = _count_hits(m, context, read.written)
+            hits = _count_hits(m, context)
             counts[key] = hits if key not in counts else counts[key] + hits
     rows = [row for key in counts for row in _rows(layers[key], counts[key])]
     tokens = sum(len(context.ids) + len(context.answer) for context in contexts)
     table = HeadTable(rows, len(needles), tokens, "labels", type(model).__name__)
-    return NeedleTest(table, answers, correct / max(total, 1), len(contexts))
+    return NeedleTest(table, correct / max(total, 1), len(contexts))
 
 
 class HitCounts(NamedTuple):
     """What was counted for the heads of one layer, for each needle: (needles, H), or (needles,)."""
 
     hits: Tensor
-    """Copied tokens on whose own place in the needle the most attention was."""
+    """Answer tokens on whose own place in the needle the most attention was."""
     chance: Tensor
     """The expected hits of a key drawn from the visible ones."""
     relabelled: Tensor
     """The expected hits if the needle's tokens were in random order."""
     tokens: Tensor
-    """Copied tokens."""
+    """Answer tokens."""
 
     def __add__(self, other: HitCounts) -> HitCounts:  # type: ignore[override]
         longest = max(len(self.hits), len(other.hits))
@@ -167,34 +162,23 @@ class HitCounts(NamedTuple):
         return HitCounts(*(add(a, b) for a, b in zip(self, other, strict=True)))
 
 
-class AnswerRun(NamedTuple):
-    """A run of the model over a context and an answer."""
-
-    seen: Capture
-    written: list[int]
-    """The tokens after the context, which the model read or wrote."""
-    correct: int
-    """How many of the answer's tokens are the model's own choice."""
-
-
-def _count_hits(m: AttentionMap, context: NeedleContext, written: list[int]) -> HitCounts:
-    """Count for a layer's map (1, H, T, T) of the context and all but the last of the written tokens."""
+def _count_hits(m: AttentionMap, context: NeedleContext) -> HitCounts:
+    """Count for a layer's map (1, H, T, T) of the context and all but the last of the answer's tokens."""
     place = context.needle
     tokens = torch.tensor(context.ids[place.start : place.stop], device="cpu")
     first = len(context.ids) - 1  # the query that predicts the first token of the answer
-    rows: AttentionMap = m[:, :, first : first + len(written)]
+    rows: AttentionMap = m[:, :, first : first + len(context.answer)]
     best = rows.topk(1).indices[0, :, :, 0].cpu()  # (H, rows)
-    # Only tokens that are copied from the answer count; if the answer was read, these are all of them.
-    is_copied = torch.tensor([token in context.answer for token in written], device="cpu")
-    same = torch.tensor(written, device="cpu")[:, None] == tokens  # (rows, needle)
+    same = torch.tensor(context.answer, device="cpu")[:, None] == tokens  # (rows, needle)
     inside = (best >= place.start) & (best < place.stop)  # (H, rows)
     at = (best - place.start).clamp(0, len(place) - 1)
-    hits = inside & same.expand(len(best), -1, -1).gather(-1, at.unsqueeze(-1)).squeeze(-1) & is_copied
+    hits = inside & same.expand(len(best), -1, -1).gather(-1, at.unsqueeze(-1)).squeeze(-1)
     weights = uniform(rows).tile(slice(None), slice(place.start, place.stop))[0].cpu()  # (h, rows, needle)
-    chance = (weights * same).sum(-1) * is_copied
-    relabelled = inside * same.double().mean(-1) * is_copied
+    chance = (weights * same).sum(-1)
+    relabelled = inside * same.double().mean(-1)
     by_head = [x.double().sum(-1).expand(len(best)) for x in (hits, chance, relabelled)]  # (H,) each
-    return HitCounts(*(_at(context.number, x) for x in (*by_head, is_copied.double().sum())))
+    total = hits.new_tensor(len(context.answer), dtype=torch.float64)
+    return HitCounts(*(_at(context.number, x) for x in (*by_head, total)))
 
 
 def _at(number: int, x: Tensor) -> Tensor:
@@ -291,35 +275,6 @@ def _hide(
         ends.append(min(len(tokens), room))
     cut = min(ends, key=lambda end: abs(end - depth * room))
     return tokens[:cut], tokens[cut:room]
-
-
-def _read_answer(model: nn.Module, context: NeedleContext) -> AnswerRun:
-    """Let the model read the answer: one forward pass over everything but its last token."""
-    seen, logits = _run(model, context.ids + context.answer[:-1], len(context.answer))
-    choices = [] if logits is None else logits.argmax(-1).tolist()
-    # strict=False: a model without logits gives no choices.
-    correct = sum(a == b for a, b in zip(choices, context.answer, strict=False))
-    return AnswerRun(seen, context.answer, correct)
-
-
-def _write_answer(model: nn.Module, context: NeedleContext) -> AnswerRun:
-    """Let the model write the answer greedily; then one forward pass over what it wrote."""
-    generate: Any = getattr(model, "generate", None)
-    if generate is None:
-        raise ValueError(
-            f'model: expected one with `generate` for answers="generated", got {type(model).__name__}: '
-            'load it with AutoModelForCausalLM, or write answers="forced"'
-        )
-    device = next(model.parameters()).device
-    ids = torch.tensor([context.ids], device=device)
-    options: dict[str, Any] = {"max_new_tokens": len(context.answer)}
-    if hasattr(model, "generation_config"):  # of Transformers, whose configs may ask for sampling
-        options |= {"do_sample": False, "attention_mask": torch.ones_like(ids)}
-    with torch.no_grad():
-        written: list[int] = generate(ids, **options)[0, len(context.ids) :].tolist()
-    seen, _ = _run(model, context.ids + written[:-1], 1)
-    correct = sum(a == b for a, b in zip(written, context.answer, strict=False))
-    return AnswerRun(seen, written, correct)
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from regard.maps.recurrence import ChunkedRecurrence, KeyBlock, RecurrenceInputs
 from regard.maps.signed_map import SignedMap, SignedTile
 from regard.maps.spans import number_members
 from regard.maps.tile_passes.bins import Bins
-from regard.maps.tile_passes.overview import MapSummary, Overview, larger_magnitude
+from regard.maps.tile_passes.overview import MapSummary, Overview
 from regard.maps.tile_passes.sweep import RowStatistics
 
 NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 29}  # of a tensor (heads, T, width) that are computed at a time
@@ -245,9 +245,10 @@ class LinearAttentionMap(SignedMap):
         if not math.prod(shape):
             empty = torch.zeros(shape, dtype=self.dtype, device=self.device)
             return Overview(self._shaped(empty), self._shaped(empty))
-        mass = self._pool_mass(rows, cols)
-        most = self._pool_max(rows, cols) if reduce != "mass" else mass.new_zeros(shape)
-        return Overview(self._shaped(mass), self._shaped(most))
+        mass = self._shaped(self._pool_mass(rows, cols))
+        if reduce == "mass":
+            return Overview(mass, torch.zeros_like(mass))
+        return Overview(mass, super()._pool(rows, cols, reduce).max)
 
     def _pool_mass(self, rows: Tensor, cols: Tensor) -> Tensor:
         """The mean row mass of every cell: the map times values that mark the keys of each span."""
@@ -260,37 +261,6 @@ class LinearAttentionMap(SignedMap):
         picked = by_row[:, :, places].movedim(2, 0)
         cells = join_runs(picked, owner.to(self.device), rows.shape[1], "sum").movedim(0, 2)
         return cells / (rows[1] - rows[0]).to(self.device)[:, None]
-
-    def _pool_max(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """The entry of largest magnitude of every cell."""
-        B, H = self.matrix[:2]
-        most = torch.zeros(B, H, rows.shape[1], cols.shape[1], dtype=self.dtype, device=self.device)
-        row_owner, row_places = _owners(rows)
-        col_owner, col_places = _owners(cols)
-        row_owner, key_owner = row_owner.to(self.device), torch.full((self.matrix[3],), -1, device="cpu")
-        key_owner[col_places] = col_owner
-        for heads, block in self._sweep(row_places + self.rows.start, int(col_places.min())):
-            owner = key_owner[block.keys]
-            kept = (owner >= 0).nonzero().flatten()
-            if not len(kept):
-                continue
-            first_col, last_col = int(owner[kept[0]]), int(owner[kept[-1]])
-            of_rows = row_owner[block.rows]
-            first_row, last_row = int(of_rows[0]), int(of_rows[-1])
-            entries = block.entries[..., kept.to(self.device)].movedim((2, 3), (1, 0))  # (keys, rows, B, h)
-            key_runs = (owner[kept] - first_col).to(self.device)
-            top, low = (
-                join_runs(
-                    join_runs(entries, key_runs, last_col - first_col + 1, how).movedim(1, 0),
-                    of_rows - first_row,
-                    last_row - first_row + 1,
-                    how,
-                ).movedim((0, 1), (2, 3))
-                for how in ("amax", "amin")
-            )
-            cell = (slice(None), heads, slice(first_row, last_row + 1), slice(first_col, last_col + 1))
-            most[cell] = larger_magnitude(most[cell], larger_magnitude(top, low))
-        return most
 
     def _sweep(self, at: Tensor, first: int = 0) -> Iterator[tuple[slice, KeyBlock]]:
         """All entries of rows at increasing positions `at`, as heads and a block of keys at a time."""

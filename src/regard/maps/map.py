@@ -240,35 +240,6 @@ class AttentionMap(MapData, LazyMatrix):
         joint.check(self.matrix)
         return self._shaped(reductions.mass(self, joint))
 
-    def share_of(self, rule: Mask) -> Tensor:
-        """The share that the visible keys have of every row under a wider mask `rule`, (B, H, T).
-
-        For a layer with a sparse indexer, as DeepSeek-V3.2's, `m.share_of(regard.causal)` is how much of the
-        full row's attention its chosen keys hold. Sink logits do not count. The map has to end with the last
-        query.
-
-        >>> import torch, regard
-        >>> x = torch.zeros(4, 2)
-        >>> regard.attention_map(x, x, mask=regard.causal & regard.window(2)).share_of(regard.causal)
-        tensor([1.0000, 1.0000, 0.6667, 0.5000])
-        """
-        _, _, T, S = self.matrix
-        if not isinstance(rule, Mask):
-            raise ValueError(f"rule: expected a mask rule, as regard.causal, got {type(rule).__name__}")
-        if self.first_position != S - T:
-            raise ValueError("share_of: expected a map that ends with the last query, got some of its rows")
-        # Values of width 0: only the lse is needed, and no product with values is computed.
-        empty = self.k[..., :0]
-        own, wider = (
-            attend(self.q, self.k, empty, mask=mask, scale=self.scale, softcap=self.softcap, return_lse=True)[
-                1
-            ]
-            for mask in (self.mask, rule)
-        )
-        # float64, since the difference of two large numbers is exponentiated.
-        share = (own.double() - wider.double()).exp().nan_to_num(0.0)  # a row without keys has none
-        return self._shaped(share.to(self.dtype))
-
     def diagonal(self, offset: int = 0) -> Tensor:
         """The weights A[i, i + offset], as `torch.diagonal` numbers them; `offset=-1` is the previous token.
 

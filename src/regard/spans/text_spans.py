@@ -25,8 +25,8 @@ SPECIAL = re.compile(r"\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*")
 def words(tokenizer: Any, text: str) -> Spans:
     """The words of a text as spans of its tokens, named by their text; joined, the names are the text.
 
-    - `tokenizer`: of Transformers, of the `tokenizers` package, or `model.tokenizer` of a `GPT`. The spans
-      are of the tokens of `tokenizer(text)`; special tokens, as <s> or [CLS], are spans of their own.
+    - `tokenizer`: a fast one of Transformers, of the `tokenizers` package, or `model.tokenizer` of a `GPT`.
+      The spans are of the tokens of `tokenizer(text)`; special tokens, as <s> or [CLS], are spans, too.
     - `text`: the text. A word is a run of letters and digits with the space before it, and each other sign is
       one. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) every character is a word.
 

@@ -31,7 +31,7 @@ from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
 from regard.gpt.training.optimizer import adamw, learning_rate, make_optimizers, orthogonalise
 from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingRun, train
-from regard.support.file_lock import InUseError, LostLockError
+from regard.support.file_lock import InUseError
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_process, losses, run
 from tests.patience import HANGING
@@ -169,34 +169,16 @@ def test_a_few_steps_at_a_time_are_the_same_run(
     assert last.state["evaluated_step"] == SETTINGS.steps, "the evaluation after the last stop is saved"
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the run ends as if nothing had happened."""
-    folder = tmp_path / "damaged"
-    with monkeypatch.context() as patch:
-        stop_after(patch, step=17, number=signal.SIGTERM)
-        assert run(folder)[:2] == (17, False)
-    newest = folder / "checkpoint.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[-5] ^= 4
-    newest.write_bytes(data)
-    with pytest.warns(UserWarning, match=r"its bytes do not have the checksum .*\.previous, the checkpoint"):
-        assert run(folder, resume=True).finished
-    assert losses(folder) == losses(undisturbed)
-    assert tensors(folder) == tensors(undisturbed)
-
-
-def test_damage_in_every_checkpoint_is_refused_and_nothing_is_changed(
+def test_a_damaged_history_is_refused_and_nothing_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "damaged"
     stop_after(monkeypatch, step=9, number=signal.SIGHUP)
     assert not run(folder).finished
     metrics = folder / METRICS_FILE
-    metrics.write_text(metrics.read_text().replace("0", "1", 1))  # which both checkpoints know otherwise
+    metrics.write_text(metrics.read_text()[:-9])
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=rf"{METRICS_FILE} is damaged.*{METRICS_FILE} is damaged"):
+    with pytest.raises(ValueError, match=f"{METRICS_FILE} is damaged: expected at least"):
         run(folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -460,15 +442,14 @@ def test_a_history_without_a_checkpoint_is_not_continued(tmp_path: Path, name: s
 
 def test_files_of_others_are_left_alone_and_those_of_killed_saves_are_removed(tmp_path: Path) -> None:
     others = [".notes.json.swp", ".old.safetensors.backup", ".config.json.swp"]
-    folders = [".model.safetensors.ab3_x9zq", "..checkpoint.safetensors.new.ab3_x9zq"]
-    left = [*folders, ".checkpoint.safetensors.new"]
+    folders = [".model.safetensors.ab3_x9zq", ".checkpoint.safetensors.ab3_x9zq"]
     for name in [".a.json.d", *folders]:
         (tmp_path / name).mkdir()
-    for name in [*others, *(f"{name}/.tmpAb3x9Z" for name in folders), left[-1]]:
+    for name in [*others, *(f"{name}/.tmpAb3x9Z" for name in folders)]:
         (tmp_path / name).touch()
     run(tmp_path, settings=replace(SETTINGS, steps=1))
     assert all((tmp_path / name).exists() for name in [*others, ".a.json.d"])
-    assert not any((tmp_path / name).exists() for name in left)
+    assert not any((tmp_path / name).exists() for name in folders)
 
 
 OVERSHOOTING = replace(SETTINGS, learning_rate=3.0, min_learning_rate=3.0, warmup_steps=0)
@@ -531,7 +512,7 @@ def test_a_live_run_refuses_a_second_and_has_its_model_at_its_end_though_it_is_d
 
     def start_a_second() -> None:
         for resume in (False, True):
-            with pytest.raises(InUseError, match=r"out: .* is in use by this process since") as error:
+            with pytest.raises(InUseError, match=r"out: .* is in use by process") as error:
                 run(folder, resume, settings=OVERSHOOTING)
             refused.append(error)
 
@@ -559,34 +540,3 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("step", share([3, 14, 29], 3, turn=1))
-def test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    folder, left = tmp_path / "run", {}
-
-    def take_over() -> None:
-        (folder / ".lock").unlink()
-        assert run(folder, resume=True).finished
-        left.update(contents(folder))
-
-    at_step(monkeypatch, step, take_over)
-    with pytest.raises(LostLockError, match=r"out: .*\.lock was removed.* nothing more is written") as error:
-        run(folder)
-    assert "is complete" not in str(error.value)
-    assert contents(folder) == left
-    assert losses(folder) == losses(undisturbed)
-    assert model_files(folder) == model_files(undisturbed)
-
-
-@pytest.mark.at_length("test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next")
-@pytest.mark.parametrize("step", share([3, 14, 29], 3, turn=2))
-def test_a_run_whose_folder_was_removed_does_not_make_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    at_step(monkeypatch, step, lambda: shutil.rmtree(tmp_path / "run"))
-    with pytest.raises(LostLockError):
-        run(tmp_path / "run")
-    assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ from regard.recorder.storage.folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.support import safetensor_files
-from regard.support.file_lock import InUseError, LostLockError
+from regard.support.file_lock import InUseError
 from regard.support.files import CaptureFileError
 
 
@@ -526,28 +526,13 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     ids = torch.zeros(1, 4, dtype=torch.long)
     with regard.capture(writer, folder=path) as seen:
         writer(ids)
-        with pytest.raises(InUseError, match="is in use by this process since"):
+        with pytest.raises(InUseError, match="is in use by process"):
             a_capture().save(path)
-        with pytest.raises(InUseError, match="is in use by this process since"):
+        with pytest.raises(InUseError, match="is in use by process"):
             regard.capture(writer, folder=path)
     assert regard.load(path).certificate.certified
     assert not (path / ".lock").exists()
     seen.save(path)
-
-
-def test_a_folder_whose_lock_was_removed_is_left_to_the_next(tmp_path: Path) -> None:
-    """The layers of a capture that was saved meanwhile would be deleted otherwise."""
-    folder = Folder(tmp_path)
-    first = folder.put(layer(0))
-    (tmp_path / ".lock").unlink()
-    a_capture().save(tmp_path)
-    before = names(tmp_path)
-    for write in (lambda: folder.put(layer(1)), lambda: folder.finish(Capture([first]))):
-        with pytest.raises(LostLockError, match=r"path: .*\.lock was removed or replaced"):
-            write()
-    folder.release()
-    assert names(tmp_path) == before
-    assert len(regard.load(tmp_path)) == len(a_capture())
 
 
 def test_a_temporary_folder_lives_as_long_as_its_layers() -> None:

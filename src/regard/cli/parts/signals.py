@@ -7,11 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 # Ctrl-C is not among them: Python raises KeyboardInterrupt for it already. Windows has no SIGHUP.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -35,18 +34,17 @@ def unwind_on_signals() -> Iterator[None]:
             # 128 + number is what a shell reports of a process that a signal ended.
             raise SystemExit(128 + number)
 
-    # Only where the handler is the default: a program that embeds the command keeps its own.
-    with _handlers({number: unwind for number in ENDING if signal.getsignal(number) == signal.SIG_DFL}):
+    # Only where the handler is the default: a program that embeds the command keeps its own. Only the main
+    # thread can set any.
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in ENDING if is_main and signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, unwind)
+    try:
         yield
-
-
-@contextmanager
-def end_on_signals() -> Iterator[None]:
-    """A block in which SIGTERM, SIGHUP and Ctrl-C end the process at once, since nothing needs undoing."""
-    numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
-    # Without it, Ctrl-C would raise KeyboardInterrupt inside imports, and print a traceback.
-    with _handlers({number: signal.SIG_DFL for number in (signal.SIGINT, *numbers)}):
-        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -58,17 +56,3 @@ def allow_closed_pipe() -> Iterator[None]:
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # Rich turns the first into SystemExit(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the last flush fail
-
-
-@contextmanager
-def _handlers(handlers: Mapping[int, Handler]) -> Iterator[None]:
-    """A block with these signal handlers. Only the main thread can have any."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,9 +1,9 @@
 """The checkpoint of a training run: one safetensors file, with JSON in its header for all that is no tensor.
 
-`checkpoint_files` writes it atomically, with a checksum, and keeps the one before it. Random states are not
-saved: the draws of a step depend only on the seed and on its number. The checkpoint carries the length and
-the checksum of the run's history, which is checked with it, and the weights of the best model, so that a
-resumed run does not depend on what became of the model's own files.
+It is written atomically: whenever the process is killed, a complete checkpoint is there. Random states are
+not saved: the draws of a step depend only on the seed and on its number. The checkpoint carries the length of
+the run's history, and the weights of the best model, so that a resumed run does not depend on what became of
+the model's own files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.gpt.training import history
-from regard.support import checkpoint_files
-from regard.support.files import RunFileError, get_field, parse_object
-from regard.support.safetensor_files import SafetensorContent
+from regard.support.files import RunFileError, get_field, is_present, naming_errors, parse_object
+from regard.support.safetensor_files import read_safetensors, write_safetensors
 
 FILE = "checkpoint.safetensors"
 FORMAT = "regard.training 4"
@@ -35,9 +34,7 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, Tensor]
     state: dict[str, Any]
     history: dict[str, Any]
-    """The fingerprint of the run's history when it was saved."""
-    problem: str | None = None
-    """What is wrong with a newer checkpoint, in whose place this one is used."""
+    """The sizes of the run's history when it was saved."""
 
 
 def save(
@@ -61,26 +58,27 @@ def save(
     header = {
         "format": FORMAT,
         "state": json.dumps(state),
-        "history": json.dumps(history.fingerprint(folder)),
+        "history": json.dumps(history.sizes(folder)),
     }
-    checkpoint_files.save(folder / FILE, tensors, header)
+    try:
+        write_safetensors(folder / FILE, tensors, header)
+    except (OSError, ValueError) as error:
+        raise OSError(f"cannot write a checkpoint to {folder}: {error}") from None
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """The newest good checkpoint in a folder, with a history that is as it was; None if there is none.
+    """The checkpoint in a folder, beside a history that goes so far; None if there is none.
 
-    A `RunFileError` says why none of its checkpoints can be used.
+    A `RunFileError` says why it cannot be used.
     """
-
-    def parse(content: SafetensorContent) -> Checkpoint:
-        state, fingerprint = (
-            parse_object(get_field(content.metadata, name, str)) for name in ("state", "history")
-        )
-        history.check(folder, fingerprint)
-        return Checkpoint(content.tensors, state, fingerprint)
-
-    found = checkpoint_files.load(folder / FILE, FORMAT, parse, RunFileError)
-    return None if found is None else found[0]._replace(problem=found[1])
+    path = folder / FILE
+    if not is_present(path):
+        return None
+    content = read_safetensors(path, [FORMAT], RunFileError)
+    with naming_errors(path, RunFileError, " is not a checkpoint that can be read"):
+        state, sizes = (parse_object(get_field(content.metadata, name, str)) for name in ("state", "history"))
+        history.check(folder, sizes)
+    return Checkpoint(content.tensors, state, sizes)
 
 
 def restore(

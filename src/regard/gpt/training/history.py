@@ -8,7 +8,6 @@ the model nor the training loop.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -30,7 +29,6 @@ from regard.support.files import (
     get_field,
     is_present,
     naming_errors,
-    open_file,
     parse_json,
     read_text,
     shorten,
@@ -96,47 +94,38 @@ def score_table(scores: Sequence[HeadScores], baselines: Sequence[HeadScores]) -
     }
 
 
-def fingerprint(folder: Path) -> dict[str, Any]:
-    """The length and the SHA-256 of each file of a history, which is on disk when this returns.
+def sizes(folder: Path) -> dict[str, dict[str, int]]:
+    """The length of each file of a history, which is on disk when this returns.
 
     Lines are only ever appended, so that a checkpoint can name its part of the history by them.
     """
-    marks = {}
-    for name in (METRICS_FILE, HEADS_FILE):
-        data = b""
+    lengths = dict.fromkeys((METRICS_FILE, HEADS_FILE), 0)
+    for name in lengths:
         if (folder / name).exists():
             with (folder / name).open("rb") as file:
                 # A checkpoint that names these bytes must not outlive them in a power cut.
                 os.fsync(file.fileno())
-                data = file.read()
-        marks[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    return marks
+                lengths[name] = os.fstat(file.fileno()).st_size
+    return {name: {"bytes": length} for name, length in lengths.items()}
 
 
-def check(folder: Path, marks: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless a history begins as it was when `fingerprint` gave `marks`."""
-    if marks.keys() != {METRICS_FILE, HEADS_FILE}:  # no other file is read, or truncated later
-        raise ValueError(f"history: expected {METRICS_FILE} and {HEADS_FILE}, got {shorten(sorted(marks))}")
-    for name in marks:
-        path, data, mark = folder / name, b"", get_field(marks, name, dict)
-        size = check_whole_number("bytes", get_field(mark, "bytes", int), 0)
-        if is_present(path):
-            # Not more than the checkpoint names: what was appended since is another matter.
-            size = min(size, check_regular_file(path, RunFileError, "the history of a run"))
-            with open_file(path, RunFileError, "the history of a run") as file:
-                data = file.read(size)
-        if len(data) != mark["bytes"] or hashlib.sha256(data).hexdigest() != get_field(mark, "sha256", str):
-            raise ValueError(
-                f"{path} is damaged: its first {mark['bytes']} bytes are not those that were there when the "
-                "checkpoint was saved"
-            )
+def check(folder: Path, lengths: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless a history is as long as it was when `sizes` gave `lengths`."""
+    if lengths.keys() != {METRICS_FILE, HEADS_FILE}:  # no other file is truncated later
+        raise ValueError(f"history: expected {METRICS_FILE} and {HEADS_FILE}, got {shorten(sorted(lengths))}")
+    for name in lengths:
+        path, size = folder / name, get_field(get_field(lengths, name, dict), "bytes", int)
+        check_whole_number(name, size, 0)
+        there = check_regular_file(path, RunFileError, "the history of a run") if is_present(path) else 0
+        if there < size:
+            raise ValueError(f"{path} is damaged: expected at least {size} bytes of the run, got {there}")
 
 
-def truncate(folder: Path, marks: Mapping[str, Any]) -> None:
-    """Remove what was appended to a history after `fingerprint` gave `marks`."""
-    for name, mark in marks.items():
+def truncate(folder: Path, lengths: Mapping[str, Any]) -> None:
+    """Remove what was appended to a history after `sizes` gave `lengths`."""
+    for name, size in lengths.items():
         if (folder / name).exists():
-            os.truncate(folder / name, mark["bytes"])
+            os.truncate(folder / name, size["bytes"])
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

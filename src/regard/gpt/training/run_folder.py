@@ -35,10 +35,11 @@ def check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def owned_folder(folder: Path, ranks: Processes) -> Iterator[FileLock | None]:
-    """Own the folder of a run inside the block: rank 0 does, for all ranks, and gets the lock."""
+def owned_folder(folder: Path, ranks: Processes) -> Iterator[None]:
+    """Own the folder of a run inside the block: rank 0 does, for all ranks."""
     with ExitStack() as stack:
-        yield ranks.on_main(lambda: stack.enter_context(_take_folder(folder)))
+        ranks.on_main(lambda: stack.enter_context(_take_folder(folder)) and None)
+        yield
 
 
 def _take_folder(folder: Path) -> FileLock:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,8 +33,6 @@ from regard.gpt.training.optimizer import learning_rate, make_optimizers
 from regard.gpt.training.progress import Progress
 from regard.gpt.training.run_folder import find_checkpoint, owned_folder
 from regard.gpt.training.settings import TrainingSettings
-from regard.support.checkpoint_files import remove_unfinished
-from regard.support.file_lock import FileLock, LostLockError
 from regard.support.files import remove_temporary_files
 from regard.support.processes import Processes, StopRequest, process_group, stop_on_signal
 
@@ -88,9 +85,7 @@ def train(
     - `watch`: makes what watches the training of the model, such as a `regard.Monitor`, on every rank.
 
     Ctrl-C, SIGTERM or SIGHUP saves a checkpoint and returns a result with `finished=False`. While it runs, no
-    other run can use the folder: an `InUseError` says which process does. If its lock is removed meanwhile, a
-    `LostLockError` ends the run before it writes anything more. A checkpoint that is damaged is
-    reported by a warning, and the one before it is used.
+    other run can use the folder: an `InUseError` says which process does.
     """
     folder = Path(folder)
     if corpus.vocab_size > config.vocab_size or corpus.context_length != config.context_length:
@@ -101,9 +96,9 @@ def train(
     with process_group(device) as ranks:
         if ranks.world_size > 1 and settings.minutes is not None:
             raise ValueError("minutes: expected None for several processes, whose clocks differ: give steps")
-        with owned_folder(folder, ranks) as lock:
+        with owned_folder(folder, ranks):
             checkpoint = find_checkpoint(folder, _arguments(config, corpus, settings), resume)
-            run = TrainingRun(config, corpus, folder, settings, ranks, lock, quiet)
+            run = TrainingRun(config, corpus, folder, settings, ranks, quiet)
             if checkpoint is not None:
                 run.restore(checkpoint)
             try:
@@ -112,8 +107,6 @@ def train(
                     run.watcher.steps = run.step
                 with stop_on_signal() as stop, run.watcher or nullcontext():
                     return run.run(stop)
-            except LostLockError:
-                raise
             except OSError as error:
                 complete = f"; the checkpoint of step {run.saved_step} in {folder} is complete"
                 raise OSError(f"{error}{complete if run.saved_step >= 0 else ''}") from None
@@ -136,10 +129,9 @@ class TrainingRun:
         folder: Path,
         settings: TrainingSettings,
         ranks: Processes,
-        lock: FileLock | None,
         quiet: bool,
     ) -> None:
-        self.settings, self.folder, self.ranks, self.lock = settings, folder, ranks, lock
+        self.settings, self.folder, self.ranks = settings, folder, ranks
         self.arguments = _arguments(config, corpus, settings)
         self.corpus = corpus.to(ranks.device)
         torch.manual_seed(settings.seed)
@@ -170,16 +162,13 @@ class TrainingRun:
             if state["best_loss"] is not None:
                 self.best = checkpoints.best_weights(checkpoint.tensors, self.model)
             history.truncate(self.folder, checkpoint.history)
-            if checkpoint.problem is not None:
-                warnings.warn(checkpoint.problem, stacklevel=3)
 
     def run(self, stop: StopRequest) -> TrainingResult:
         """Train until the end, or until `stop` is set; a checkpoint is saved in both cases."""
         s = self.settings
         if self.ranks.is_main:
             # What a save that was killed has left.
-            remove_unfinished(self.folder / checkpoints.FILE)
-            for name in (CONFIG, TOKENIZER, WEIGHTS):
+            for name in (CONFIG, TOKENIZER, WEIGHTS, checkpoints.FILE):
                 remove_temporary_files(self.folder, name)
             self._save_best()
         self.started = time.perf_counter()
@@ -210,8 +199,6 @@ class TrainingRun:
                 if self.ranks.is_main:
                     self._save_best()
                 return TrainingResult(self.step, True, self.best_loss)
-            if self.watcher is not None and self.ranks.is_main:
-                self._check_owner()  # it may write into the folder
             self._take_step(parallel, compiled)
             if self.watcher is not None:
                 self.watcher.step()
@@ -322,7 +309,6 @@ class TrainingRun:
         seconds = max(1e-9, time.perf_counter() - self._timer_start)
         speed = tokens * (self.step - self._timer_step) / seconds
         if self.ranks.is_main:
-            self._check_owner()
             rows = zip(steps, means, rates, torch.stack(norms).tolist(), strict=True)
             history.append_steps(self.folder, [StepMetrics(*row) for row in rows], speed, self._seconds())
         self.progress.show(self._done(), self.step, means[-1], speed)
@@ -340,7 +326,6 @@ class TrainingRun:
         if self.ranks.is_main:
             sample = self._sample()
             scores = head_scores(self.model, self.corpus)
-            self._check_owner()
             history.append_evaluation(
                 self.folder,
                 self.step,
@@ -376,13 +361,7 @@ class TrainingRun:
         text: str = self.corpus.tokenizer.decode(ids)
         return text
 
-    def _check_owner(self) -> None:
-        """Raise a `LostLockError` if another run may use the folder by now; rank 0 does before it writes."""
-        if self.lock is not None:
-            self.lock.check()
-
     def _save_best(self) -> None:
-        self._check_owner()
         if self.best is None:
             return
         with without_weights():
@@ -394,7 +373,6 @@ class TrainingRun:
     def _save(self) -> None:
         self._log()
         if self.ranks.is_main:
-            self._check_owner()
             state = {
                 "step": self.step,
                 "evaluated_step": self.evaluated_step,

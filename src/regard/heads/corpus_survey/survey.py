@@ -134,19 +134,18 @@ def survey(
     them share; the first one adds them up, and returns the table. When Ctrl-C, SIGTERM or SIGHUP asks the
     survey to stop, it raises a KeyboardInterrupt after the batch that it measures, and a chunk that is not
     complete is lost. A survey that was stopped or killed goes on after the chunks that are there, unless
-    `fresh`. While it runs, no other survey can write to `out`: an `InUseError` says which process does. If
-    its lock is removed meanwhile, a `LostLockError` ends the survey before it writes more. The strongest
-    examples of each head go to `out` + ".examples" (see `read_survey`). `report` is called after each batch.
+    `fresh`. While it runs, no other survey can write to `out`: an `InUseError` says which process does. The
+    strongest examples of each head go to `out` + ".examples" (see `read_survey`). `report` is called after
+    each batch.
     """
     with ExitStack() as stack:
         # Rank 0 alone locks: the ranks of one survey share its folder.
-        lock = ranks.on_main(lambda: stack.enter_context(take_file(out)))
+        ranks.on_main(lambda: stack.enter_context(take_file(out)) and None)
         if fresh:
             ranks.on_main(lambda: shutil.rmtree(chunk_folder(out), ignore_errors=True))
-        check_owner = (lambda: None) if lock is None else lock.check
-        _measure_chunks(model, plan, out, Shard(ranks.rank, ranks.world_size), check_owner, report)
+        _measure_chunks(model, plan, out, Shard(ranks.rank, ranks.world_size), report)
         ranks.barrier()  # until every chunk is there
-        return ranks.on_main(lambda: _join_chunks(model, plan, out, check_owner))
+        return ranks.on_main(lambda: _join_chunks(model, plan, out))
 
 
 def survey_shard(
@@ -168,8 +167,8 @@ def survey_shard(
     check_folder_writable("out", out.absolute().parent)
     chunk_folder(out).mkdir(exist_ok=True)
     name = f".shard-{shard.number}-of-{shard.of}.lock"
-    with FileLock(chunk_folder(out) / name, "out", out) as lock:
-        return _measure_chunks(model, plan, out, shard, lock.check, report, fresh)
+    with FileLock(chunk_folder(out) / name, "out", out):
+        return _measure_chunks(model, plan, out, shard, report, fresh)
 
 
 def join_survey(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
@@ -177,8 +176,8 @@ def join_survey(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
 
     A `SurveyFileError` names the chunks that are missing.
     """
-    with take_file(out) as lock:
-        return _join_chunks(model, plan, out, lock.check)
+    with take_file(out):
+        return _join_chunks(model, plan, out)
 
 
 def check_out(out: Path) -> None:
@@ -198,7 +197,6 @@ def _measure_chunks(
     plan: SurveyPlan,
     out: Path,
     shard: Shard,
-    check_owner: Callable[[], None],
     report: Report,
     fresh: bool = False,
 ) -> int:
@@ -224,8 +222,6 @@ def _measure_chunks(
                 if stop.is_set():
                     raise KeyboardInterrupt
             assert total is not None  # a chunk has a batch
-            # Right before the write: the lock may have been lost while the batches were measured.
-            check_owner()
             file.parent.mkdir(exist_ok=True)
             write_chunk(file, total, settings)
     return own
@@ -241,9 +237,7 @@ def _chunks(model: SurveyModel, plan: SurveyPlan) -> Iterator[Chunk]:
         windows += sum(len(batch.ids) for batch in group)
 
 
-def _join_chunks(
-    model: SurveyModel, plan: SurveyPlan, out: Path, check_owner: Callable[[], None]
-) -> HeadTable:
+def _join_chunks(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
     """Add up all chunks of a survey in their order, write what it found, and delete the chunks."""
     settings, total = plan.settings(model), None
     sizes = [len(chunk.batches) for chunk in _chunks(model, plan)]
@@ -259,7 +253,6 @@ def _join_chunks(
             raise SurveyFileError(f"{chunk_file(out, number)} is damaged: expected {size} batches")
         total = chunk if total is None else total.followed_by(chunk)
     result = _make_result(model, plan, total)
-    check_owner()
     _write_results(result, out)
     shutil.rmtree(chunk_folder(out), ignore_errors=True)
     return result if isinstance(result, HeadTable) else result.table

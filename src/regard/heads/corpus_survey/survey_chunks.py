@@ -1,8 +1,8 @@
 """The chunks of a survey: what is kept of consecutive batches, and the files that hold it.
 
 Batches are added up in chunks, and the chunks in their order, as `add_up` adds texts. A chunk file carries
-the checksum of its bytes and the settings of its survey; these files are all that an unfinished survey
-leaves. This file knows what is kept of the windows; `survey` knows how they are read and measured.
+the settings of its survey; these files are all that an unfinished survey leaves. This file knows what is kept
+of the windows; `survey` knows how they are read and measured.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from regard.heads.corpus_survey.running_sums import RunningSums
 from regard.heads.measures.measurement import add_up
 from regard.heads.tables.description import LayerHeads
 from regard.heads.tables.table import split_key
-from regard.support import checkpoint_files
-from regard.support.files import SurveyFileError, check_type, get_field, parse_object, shorten
-from regard.support.safetensor_files import SafetensorContent
+from regard.support.files import (
+    SurveyFileError,
+    check_type,
+    get_field,
+    is_present,
+    naming_errors,
+    parse_object,
+    shorten,
+)
+from regard.support.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.survey chunk 2"
 MAX_EXAMPLES = 64  # of a head
@@ -80,32 +87,28 @@ def write_chunk(file: Path, chunk: BatchSums, settings: dict[str, Any]) -> None:
     tensors = {
         f"{name}.{i}": x.cpu() for i, layer in enumerate(chunk.sums) for name, x in layer.tensors.items()
     }
-    checkpoint_files.save(file, tensors | name_tensors(chunk.examples), header)
+    write_safetensors(file, tensors | name_tensors(chunk.examples), header)
 
 
 def read_chunk(file: Path, settings: dict[str, Any]) -> BatchSums | None:
     """Read a chunk, if it is there; an error if it is damaged, or of a survey with other settings."""
+    if not is_present(file):
+        return None
     try:
-        found = checkpoint_files.load(file, FORMAT, _parse, SurveyFileError)
+        content = read_safetensors(file, [FORMAT], SurveyFileError)
+        with naming_errors(file, SurveyFileError):
+            old_settings, counts = (
+                parse_object(get_field(content.metadata, name, str)) for name in ("settings", "batches")
+            )
+            chunk = _decode_batches(counts, content.tensors)
     except SurveyFileError as error:
         raise SurveyFileError(f"{error}: remove it, or start again with --fresh") from None
-    if found is None:
-        return None
-    (old_settings, chunk), _ = found
     if different := [name for name in settings if settings[name] != old_settings.get(name)]:
         raise SurveyFileError(
             f"{file} is of a survey with another {', '.join(different)}: "
             "resume with the same settings, write to another file, or start again with --fresh"
         )
     return chunk
-
-
-def _parse(content: SafetensorContent) -> tuple[dict[str, Any], BatchSums]:
-    """The settings and the batches of a chunk file; a ValueError names the field that is wrong."""
-    settings, counts = (
-        parse_object(get_field(content.metadata, name, str)) for name in ("settings", "batches")
-    )
-    return settings, _decode_batches(counts, content.tensors)
 
 
 def _decode_batches(counts: dict[str, Any], tensors: dict[str, Tensor]) -> BatchSums:

@@ -185,10 +185,9 @@ class Folder(Store):
             self._lock = None
 
     def _own(self) -> None:
-        """Keep other captures from being written to the folder; an error if one may be there by now."""
+        """Keep other captures from being written to the folder."""
         if self._lock is None:
             self._lock = FileLock(self.path / LOCK, "path", self.path)
-        self._lock.check()
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> StoredLayer:
         """Write a layer, perhaps in place of one that has grown, and return one that reads from the file."""

@@ -66,10 +66,8 @@ class ShardFolder(Folder):
     def _own(self) -> None:
         super()._own()
         assert self.shard is not None
-        if self.shard.rank == 0:
-            if self._root_lock is None:
-                self._root_lock = FileLock(self.root / LOCK, "path", self.root)
-            self._root_lock.check()
+        if self.shard.rank == 0 and self._root_lock is None:
+            self._root_lock = FileLock(self.root / LOCK, "path", self.root)
 
     def release(self) -> None:
         """Let other captures be written to the folder."""
