@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from regard.heads import HeadRow, HeadTable, Score
-from regard.heads.tables.table_summary import clearest, summarised
+from regard.heads.tables.table_text import clearest, summary_text
 
 
 def score(value: float, reach: float = 0.02, null: float = 0.03) -> Score:
@@ -23,9 +21,7 @@ def head(layer: int, number: int, sink_key: int | None = None, **scores: Score) 
 
 
 def printed(table: HeadTable, **options: Any) -> list[str]:
-    file = StringIO()
-    Console(file=file, width=80, color_system=None).print(summarised(table, **options))
-    return [line.rstrip() for line in file.getvalue().splitlines()]
+    return summary_text(table, **options).splitlines()
 
 
 @pytest.fixture

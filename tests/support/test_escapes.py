@@ -19,7 +19,7 @@ from regard.cli.parts.model import Model
 from regard.gpt.training.progress import Progress
 from regard.heads import HeadTable
 from regard.heads.tables.table import HeadRow, Score
-from regard.heads.tables.table_summary import summarised
+from regard.heads.tables.table_text import summary_text
 from regard.support.characters import escape
 
 HOSTILE = (
@@ -103,7 +103,7 @@ def test_a_table_of_heads_shows_them(capsys: pytest.CaptureFixture[str]) -> None
     table = HeadTable([row], model=HOSTILE)
     screen = Console(width=400)
     screen.print(_title(table))
-    screen.print(summarised(table, label="sink", key_texts={0: HOSTILE}))
+    screen.print(summary_text(table, label="sink", key_texts={0: HOSTILE}), markup=False)
     screen.print(table)
     print(table)
     said = capsys.readouterr().out

@@ -86,7 +86,7 @@ def ablate(
 
 def _parse_heads(heads: list[str], label: str | None) -> Any:
     """The heads of the options as pairs (layer, head), or a label."""
-    from regard.heads.tables.table_summary import check_label
+    from regard.heads.tables.table_text import check_label
 
     # Neither or both: the two options name the same thing.
     if bool(heads) == (label is not None):

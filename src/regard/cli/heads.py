@@ -80,8 +80,7 @@ def heads(
 
     from regard.cli.parts.model import Model
     from regard.cli.parts.progress_bar import progress_bar
-    from regard.heads.tables.table_summary import check_label, summarised
-    from regard.heads.tables.table_text import caption
+    from regard.heads.tables.table_text import caption, check_label, summary_text
     from regard.interventions import importance
     from regard.support.table import check_writable
 
@@ -96,7 +95,7 @@ def heads(
     if top is not None and top < 1:
         raise ValueError(f"--top: expected at least 1, got {top}")
     texts = read_texts(text, file, STORY)
-    screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    words = Console(stderr=True, highlight=False, soft_wrap=True)
     with words.status(Text(f"opening {escape(model)}")) as status:
         opened = Model.open(model)
         ids = cut_windows(opened, texts, length, windows)
@@ -108,16 +107,14 @@ def heads(
         table.save(json_file)
     if csv_file is not None:
         table.save(csv_file)
-    screen.print(_title(table))
-    screen.print()
+    Console(highlight=False).print(_title(table))
+    typer.echo()
     if every:
-        screen.print(table)
-        screen.print()
-        screen.print(Text(caption(table), style="dim"))
+        typer.echo(f"{table}\n\n{caption(table)}")
     else:
         limit = CLEAREST if top is None and label is None else top
         key_texts = _key_texts(opened, ids, table)
-        screen.print(summarised(table, top=limit, label=label, key_texts=key_texts))
+        typer.echo(summary_text(table, top=limit, label=label, key_texts=key_texts))
     for line in uncertified:
         words.print(Text(escape(line), style="bold yellow"))
 

@@ -25,8 +25,7 @@ from regard.heads.measures.visibility import uniform
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
 from regard.heads.tables.description import LayerHeads, name_layer
 from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
-from regard.heads.tables.table_summary import summarised
-from regard.heads.tables.table_text import as_text
+from regard.heads.tables.table_text import summary_text
 from regard.maps import AttentionMap
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class NeedleTest:
             f"{heads} of {len(self.table)} heads are retrieval heads ({self.contexts} contexts, "
             f"{self.correct:.0%} of the answers read right)"
         )
-        return f"{sentence}\n\n{as_text(summarised(self.table, top=None, label='retrieval'))}"
+        return f"{sentence}\n\n{summary_text(self.table, top=None, label='retrieval')}"
 
 
 def needle(

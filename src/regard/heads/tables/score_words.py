@@ -80,3 +80,12 @@ def about(name: str) -> str:
     """
     sentence = next(score.about for score in SCORE_WORDS if score.name == name)
     return f"{sentence[0].lower()}{sentence[1:].rstrip('.')}"
+
+
+SYNONYMS = {"self": "itself", "previous": "previous_token", "normalized_entropy": "normalised_entropy"}
+
+
+def canonical_name(name: str) -> str:
+    """The name of a score from other spellings of it: "previous token", "self", "normalized_entropy"."""
+    name = name.strip().lower().replace(" ", "_").replace("-", "_")
+    return SYNONYMS.get(name, name)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.heads.labels import sort_labels
 from regard.heads.tables.head_sentence import describe_head, label_title
+from regard.heads.tables.score_words import canonical_name
 from regard.support.files import (
     SurveyFileError,
     atomic_write,
@@ -292,14 +293,14 @@ class HeadTable:
         return f"HeadTable({len(self)} heads)"
 
     def __str__(self) -> str:
-        from regard.heads.tables.table_text import printed
+        from regard.heads.tables.table_text import full_text
 
-        return printed(self)
+        return full_text(self)
 
     def __rich__(self) -> Any:
-        from regard.heads.tables.table_text import rendered
+        from rich.text import Text
 
-        return rendered(self)
+        return Text(str(self))
 
 
 UNDEFINED = Score(*[math.nan] * len(Score._fields))
@@ -315,15 +316,6 @@ def split_key(key: str) -> tuple[str, int]:
     if not number.isdecimal():
         raise ValueError(f'keys: expected the number of a layer, as "3" or "decoder.3", got {shorten(key)}')
     return stack, int(number)
-
-
-SYNONYMS = {"self": "itself", "previous": "previous_token", "normalized_entropy": "normalised_entropy"}
-
-
-def canonical_name(name: str) -> str:
-    """The name of a score from other spellings of it: "previous token", "self", "normalized_entropy"."""
-    name = name.strip().lower().replace(" ", "_").replace("-", "_")
-    return SYNONYMS.get(name, name)
 
 
 def _row(data: dict[str, Any]) -> HeadRow:
