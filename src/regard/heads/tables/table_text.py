@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from regard.heads.labels import MIN_SCORES, REPEATS
@@ -79,7 +80,7 @@ def summary_text(
     lines = _grid(table, last, [("head", "score ", "95%", "uniform", _shuffled(table), last, "also")])
     on_repeats = False
     for kind in _measured_kinds(table) if label is None else [check_label(label)]:
-        lines += ["", f"{words(kind)}: {about(kind)}"]
+        lines += ["", *wrap(f"{words(kind)}: {about(kind)}", WIDTH)]
         heads = clearest(table, kind)
         shown = heads if top is None else heads[:top]
         on_repeats = on_repeats or any(best_score(row, kind)[1] for row in shown)
@@ -118,7 +119,12 @@ def check_label(label: str) -> str:
 def caption(table: HeadTable) -> str:
     """An explanation of the labels in the table and of the columns, in a line each."""
     labels = {name for row in table for name in row.labels}
-    lines = [f"{score.title}: {about(score.name)}" for score in SCORE_WORDS if score.name in labels]
+    lines = [
+        part
+        for score in SCORE_WORDS
+        if score.name in labels
+        for part in wrap(f"{score.title}: {about(score.name)}", WIDTH)
+    ]
     lines += explain_columns(table, any(best_score(row, name)[1] for row in table for name in row.labels))
     if IMPORTANCE not in table.names:
         lines.append("entropy: of the attention, as a share of its maximum")
@@ -138,7 +144,9 @@ def explain_columns(table: HeadTable, on_repeats: bool) -> list[str]:
         if IMPORTANCE in table.names
         else "no sink: score when the rows are renormalised without the sink",
     ]
-    return [*lines, "*: on random tokens, repeated"] if on_repeats else lines
+    if on_repeats:
+        lines.append("*: on random tokens, repeated")
+    return [part for line in lines for part in wrap(line, WIDTH)]
 
 
 def importance_cells(row: HeadRow) -> tuple[str, str]:
