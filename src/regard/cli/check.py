@@ -16,8 +16,8 @@ from regard.support.characters import escape
 if TYPE_CHECKING:
     from regard.checker.reports.report import Report
 
-OPTIONS = ("causal", "window", "softcap", "scale", "heads", "true_means", "cached", "oracle", "device")
-OPTIONS += ("gradients", "processes", "strict")
+OPTIONS: tuple[str, ...] = ("causal", "window", "softcap", "scale", "heads", "true_means", "cached", "oracle")
+OPTIONS += ("device", "gradients", "processes", "strict")
 """The options that `regard.check` has by the same names."""
 
 

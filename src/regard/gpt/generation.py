@@ -209,7 +209,7 @@ def _join(model: GPT, prompt: Prompt, rows: list[list[int]], continuations: list
         return prompt + _decode_new(_tokenizer(model), *pairs[0])
     if _is_text(prompt):
         new = [_decode_new(_tokenizer(model), *pair) for pair in pairs]
-        return [text + more for text, more in zip(prompt, new, strict=True)]
+        return [f"{text}{more}" for text, more in zip(prompt, new, strict=True)]
     joined = [row + new for row, new in pairs]
     return joined[0] if isinstance(prompt[0], int) else joined
 
