@@ -1,4 +1,4 @@
-"""Bins: every position of a span once, padded and interleaved ones too, and joined as the definition says."""
+"""Bins: every position of a span once, padded ones too, and joined as the definition says."""
 
 from typing import Any
 
@@ -20,8 +20,7 @@ def test_joined_bins_are_the_reductions_of_their_spans(pick: Any) -> None:
     n = pick.draw(st.integers(1, 60))
     equal = st.integers(1, n).map(lambda count: equal_bounds(n, count))
     bounds = pick.draw(st.one_of(equal, spans(n).map(lambda drawn: drawn.bounds())))
-    how = {name: pick.draw(st.booleans()) for name in ("pad", "interleave")}
-    bins = make_bins(bounds, pick.draw(st.integers(1, 20)), CPU, **how)
+    bins = make_bins(bounds, pick.draw(st.integers(1, 20)), CPU, pad=pick.draw(st.booleans()))
     x = torch.randn(n, 3, dtype=torch.float64)
     parts = [x[a:b] for a, b in bounds.T.tolist()]
     sums, tops = x.new_zeros(2, len(parts), 3)
@@ -40,7 +39,7 @@ def test_joined_bins_are_the_reductions_of_their_spans(pick: Any) -> None:
 def test_places_go_back_to_their_positions(pick: Any) -> None:
     n = pick.draw(st.integers(1, 60))
     drawn = pick.draw(spans(n))
-    bins = make_bins(drawn.bounds(), 7, CPU, pad=True, interleave=pick.draw(st.booleans()))
+    bins = make_bins(drawn.bounds(), 7, CPU, pad=True)
     x = torch.arange(1.0, n + 1)
     assert torch.equal(bins.by_position(bins.select(x), n), x * (drawn.membership(n) >= 0))
 

@@ -397,7 +397,6 @@ def test_a_tensors_method_is_answered_with_what_to_write() -> None:
 
 @pytest.mark.parametrize("S", [96, 600, 1300])
 def test_topk_of_many_keys(S: int) -> None:
-    """With more keys than are sorted at once, and a number that no strand divides."""
     q, k = torch.randn(1, 2, 30, 8).double(), torch.randn(1, 1, S, 8).double()
     m = regard.attention_map(q, k, mask=regard.causal)
     found, expected = m.topk(3), m.to_dense().topk(3)

@@ -18,7 +18,6 @@ from regard.attention.masks.grid import Blocks
 from regard.maps.spans import number_members
 
 PADDING_SHARE = 8  # bins are padded where that adds at most one place to so many
-INTERLEAVED = 8  # the largest width of bins that are interleaved: wider ones are reduced as fast in order
 CHUNK = 16  # numbers that are added one after another; in longer sums they would lose digits
 
 
@@ -32,22 +31,12 @@ class TileSide(NamedTuple):
     last: int
     width: int | None  # the places of every bin of the side, if all have as many
     padding: Tensor | None  # which places, counted from the side's first, are padding
-    interleaved: int  # places that are interleaved with each other, in each part of the side; 0 for none
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether some position between the first and the last has no place, or several."""
-        return self.padding is not None or self.size != self.last - self.first + 1
 
     @property
     def size(self) -> int:
         """The number of places."""
         size: int = self.places.stop - self.places.start
         return size
-
-    def joins(self, after: TileSide) -> bool:
-        """Whether this side and the one `after` it can be joined."""
-        return not self.interleaved or self.interleaved == after.interleaved == after.size
 
 
 def join_sides(sides: Sequence[TileSide]) -> TileSide:
@@ -68,15 +57,13 @@ def join_sides(sides: Sequence[TileSide]) -> TileSide:
         last.last,
         size if count == 1 else first.width if whole else None,
         torch.cat(padding) if padding else None,
-        first.interleaved,
     )
 
 
 class Bins(NamedTuple):
     """Positions in bins. The places are all positions in a bin, in order; chunks are a few of them.
 
-    Where bins are padded, each has as many places: a shorter one ends in copies of its last position. Where
-    they are interleaved, a side has the first place of every bin first, then the second of every bin.
+    Where bins are padded, each has as many places: a shorter one ends in copies of its last position.
     """
 
     sizes: Tensor  # (bins,) positions in a bin
@@ -93,16 +80,8 @@ class Bins(NamedTuple):
             return x
         dim %= x.ndim
         if side.width is not None:
-            bins = side.interleaved // side.width or 1  # whose places are interleaved
-            x = x.view(*x.shape[:dim], -1, side.width, bins, *x.shape[dim + 1 :])
-            x = (
-                x.sum(dim + 1)
-                if reduce == "sum"
-                else x.amax(dim + 1)
-                if reduce == "amax"
-                else x.amin(dim + 1)
-            )
-            joined: Tensor = x.flatten(dim, dim + 1)
+            x = x.unflatten(dim, (-1, side.width))
+            joined: Tensor = getattr(x, reduce)(dim + 1)
             return joined
         x = x.movedim(dim, 0)
         if reduce == "sum":
@@ -115,8 +94,7 @@ class Bins(NamedTuple):
     def select(self, x: Tensor, dim: int = 0) -> Tensor:
         """The entries of x at every place; `dim` has the positions. A view where these are neighbours."""
         first, last = self.sides[0].first, self.sides[-1].last
-        interleaved = any(side.interleaved for side in self.sides)
-        if interleaved or self.padding is not None or len(self.places) != last - first + 1:
+        if self.padding is not None or len(self.places) != last - first + 1:
             return x.index_select(dim, self.places)
         return x.narrow(dim, first, last - first + 1)
 
@@ -128,13 +106,10 @@ class Bins(NamedTuple):
         return x.new_zeros(*x.shape[:-1], n).index_copy_(-1, places, x)
 
 
-def make_bins(
-    bounds: Tensor, max_side: int, device: torch.device, *, pad: bool = False, interleave: bool = False
-) -> Bins:
+def make_bins(bounds: Tensor, max_side: int, device: torch.device, *, pad: bool = False) -> Bins:
     """The bins between `bounds` (2, bins) of starts and stops, in tile sides of at most `max_side` places.
 
     `pad` makes bins of almost equal sizes equal, if that adds few places: they are reduced much faster.
-    `interleave` interleaves equal bins of a few places, which is faster along the last axis of a tile.
     """
     starts, stops = bounds
     sizes = stops - starts
@@ -151,11 +126,6 @@ def make_bins(
     # Equal bins are not cut in two, unless they are longer than a side.
     equal = fits and (pad or not added)
     edges = [*range(0, len(places), max_side // largest * largest if equal else max_side), len(places)]
-    if interleave := interleave and equal and 1 < largest <= INTERLEAVED:
-        order = torch.cat(
-            [torch.arange(a, b, device="cpu").view(-1, largest).mT.flatten() for a, b in pairwise(edges)]
-        )
-        places, padding, bin_of_place = places[order], padding[order], bin_of_place[order]
     ends = torch.tensor([(a, b - 1) for a, b in pairwise(edges)], dtype=torch.long, device="cpu").view(-1, 2)
     sides = [
         TileSide(
@@ -166,7 +136,6 @@ def make_bins(
             last,
             largest if equal else b - a if first_bin == last_bin else None,
             padding[a:b].nonzero().flatten().to(device) if pad else None,
-            b - a if interleave else 0,
         )
         for (a, b), (first_chunk, last_chunk), (first_bin, last_bin), (first, last) in zip(
             pairwise(edges), *(x[ends].tolist() for x in (chunk_of_place, bin_of_place, places)), strict=True

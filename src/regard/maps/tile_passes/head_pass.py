@@ -7,9 +7,7 @@ This file knows a few heads; `overview.py` shares all of them out among the core
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps.data import MapData
 from regard.maps.tile_passes.bins import Bins, TileSide, block_table, join_sides
-from regard.maps.tile_passes.sweep import LOG_ZERO, find_largest, finite_lse
+from regard.maps.tile_passes.sweep import LOG_ZERO, finite_lse
 
 QUERIES, KEYS = 128, 128  # of a block, of which the mask tells whether anything in it is visible
 TILE = 1 << 19  # weights of a tile of all heads, in blocks of neighbouring keys: 2 MiB in float32
@@ -73,7 +71,6 @@ class HeadPass:
         else:
             k = m.k[b, [h // group for h in range(heads.start, heads.stop)]]
         q, k = q.to(m.dtype), k_bins.select(k, 1).to(m.dtype)
-        self.is_normal = self._are_normal(q, k, lse)
         # [scale·q, −lse] (heads, places, D + 1); below a soft cap the products are scaled.
         (H, queries, D), keys = q.shape, k.shape[1]
         self.q = q.new_empty(H, queries, D + 1)
@@ -129,12 +126,13 @@ class HeadPass:
         best = self.q.new_full(shape, -torch.inf, dtype=self.dtype)
         indices = torch.full(shape, -1, device=self.q.device)
         last = None
-        for tile, logs, products in self._memory(tiles):
-            for at, shown in self._log_weights(tile, products, out=logs):
+        for tile in tiles:
+            logs, visible = self._log_weights(tile)
+            for at, shown in visible:
                 logs[..., at].masked_fill_(shown == 0.0, -torch.inf)
             rows = tile.q.places
             # They may be fewer keys than k.
-            values, index = find_largest(logs, min(k, logs.shape[-1]))
+            values, index = logs.topk(min(k, logs.shape[-1]), dim=-1)
             index += tile.k.first
             if tile.q is last:
                 values = torch.cat([best[:, rows], values], -1)
@@ -161,15 +159,15 @@ class HeadPass:
     def _weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
     ) -> Iterator[tuple[ScoreTile, Tensor, Tensor, Tensor | None]]:
-        """Each tile with its log weights and its weights (heads, queries, keys), valid until the next tile.
+        """Each tile with its log weights and its weights (heads, queries, keys).
 
         The log weights are lost unless `keep_logs`; those of hidden entries are any finite numbers. The last
         are the largest log weights of every query, if the weights do not have all their digits.
         """
-        for tile, logs, products in self._memory(tiles):
-            weights = self.tiling.scratch(1, logs.numel(), self.dtype, logs.shape) if keep_logs else logs
-            visible, largest = self._log_weights(tile, products, out=logs), None
-            if self.is_normal or (visible and _is_normal(logs)):
+        for tile in tiles:
+            (logs, visible), largest = self._log_weights(tile), None
+            weights = torch.empty_like(logs) if keep_logs else logs
+            if visible and _is_normal(logs):
                 torch.exp(logs, out=weights)
                 for at, shown in visible:
                     weights[..., at].mul_(shown)
@@ -186,45 +184,18 @@ class HeadPass:
                 weights.index_fill_(-2, tile.q.padding, 0.0)
             yield tile, logs, weights, largest
 
-    def _memory(self, tiles: list[ScoreTile]) -> Iterator[tuple[ScoreTile, Tensor, Tensor]]:
-        """Each tile with memory for its logarithms and for its products, which may be the same."""
-        heads = len(self.q)
-        # The memory of the largest tile, used for all of them.
-        size = heads * max((tile.q.size * tile.k.size for tile in tiles), default=0)
-        for tile in tiles:
-            shape = heads, tile.q.size, tile.k.size
-            logs = self.tiling.scratch(0, size, self.dtype, shape)
-            # Products are in float64 where scores are large.
-            wide = self.q.dtype != self.dtype
-            yield tile, logs, self.tiling.scratch(2, size, self.q.dtype, shape) if wide else logs
-
-    def _are_normal(self, q: Tensor, k: Tensor, lse: Tensor) -> bool:
-        """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
-
-        |q · k| is at most |q| |k|.
-        """
-        # A bias may be any number, and is not in the norms of q and k.
-        if self.mask.biased:
-            return False
-        largest = lse.abs().max()
-        if self.softcap is not None:
-            return self.softcap + float(largest) < -least_log(self.dtype)
-        # Not by vector_norm, which takes eight times as long.
-        q_square, k_square = (x.square().sum(-1).max() for x in (q, k))
-        return float((q_square * k_square).sqrt() * abs(self.scale) + largest) < -least_log(self.dtype)
-
-    def _log_weights(self, tile: ScoreTile, products: Tensor, out: Tensor) -> list[tuple[slice, Tensor]]:
-        """Write score − lse of a tile to `out`; returns which entries are visible, where some may be hidden.
+    def _log_weights(self, tile: ScoreTile) -> tuple[Tensor, list[tuple[slice, Tensor]]]:
+        """score − lse of a tile, and which entries are visible, where some may be hidden.
 
         Each part of the visibility, 1 or 0 for hidden entries, comes with its place among the tile's keys.
-        The difference is computed in `products`, in float64 where scores are large; it is small itself where
-        a weight is not 0. `out` may be the same tensor.
+        The difference is computed in float64 where scores are large; it is small itself where a weight is not
+        0.
         """
         q, k = self.q[:, tile.q.places], self.k[..., tile.k.places]
         if self.softcap is None:
-            torch.bmm(q, k, out=products)
+            products = torch.bmm(q, k)
         else:
-            torch.bmm(q[..., :-1], k[:, :-1], out=products).mul_(self.scale / self.softcap).tanh_()
+            products = torch.bmm(q[..., :-1], k[:, :-1]).mul_(self.scale / self.softcap).tanh_()
             products.mul_(self.softcap).add_(q[..., -1:])
         visible = []
         for part in tile.masked:
@@ -234,9 +205,7 @@ class HeadPass:
             if bias is not None:
                 products[..., at].add_(bias)
             visible.append((at, shown))
-        if products is not out:
-            out.copy_(products)
-        return visible
+        return products.to(self.dtype), visible
 
     def _add(
         self,
@@ -257,7 +226,7 @@ class HeadPass:
         sums_of_rows = self.tiling.steps(tile) @ weights.flatten(0, 1).mT  # (2, heads · queries)
         statistics.total_and_back[..., rows].add_(sums_of_rows.view(2, len(weights), -1))
         statistics.received[:, tile.k.places].add_(sums.sum(-2))
-        # logs is scratch memory, and is not read again: its own place takes the product.
+        # logs is not read again: its own place takes the product.
         statistics.entropy[:, rows].sub_(logs.mul_(weights).sum(-1))
 
 
@@ -275,22 +244,11 @@ class Tiling:
         self.shape = m.matrix[2:]
         self.q_positions = q_bins.places + m.first_position  # (places,) among the keys
         self.listed: tuple[Mask, list[ScoreTile]] | None = None
-        self.memory = threading.local()
         self.cached = 0  # weights
         self.cache: dict[tuple[int, ...], tuple[Mask, Tensor | None, Tensor]] = {}
         # (2, places) 1, and the steps back from position 0, which float32 holds exactly up to 2²⁴
         ones_and_steps = torch.stack([torch.ones_like(k_bins.places), -k_bins.places])
         self.ones_and_steps = ones_and_steps.to(self.dtype)
-
-    def scratch(self, number: int, size: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """Memory of this thread for a `shape`, and later for at least `size` numbers.
-
-        Fresh memory for every tile takes as long as its exponentials.
-        """
-        tensors: dict[int, Tensor] = self.memory.__dict__.setdefault("scratch", {})
-        if number not in tensors or len(tensors[number]) < size:
-            tensors[number] = torch.empty(size, dtype=dtype, device=self.device)
-        return tensors[number][: math.prod(shape)].view(shape)
 
     def steps(self, tile: ScoreTile) -> Tensor:
         """1 and the steps from a tile's first query back to each of its keys, (2, keys).
@@ -327,9 +285,7 @@ class Tiling:
         run: list[tuple[TileSide, bool]] = []
         most = size // q.size
         for side, visible, whole in zip(self.k_bins.sides, some, every, strict=True):
-            if run and not (
-                visible and run[0][0].joins(side) and side.places.stop - run[0][0].places.start <= most
-            ):
+            if run and not (visible and side.places.stop - run[0][0].places.start <= most):
                 yield _join_blocks(q, run, mask.biased)
                 run = []
             if visible:
@@ -342,7 +298,7 @@ class Tiling:
 
         Both are (heads or 1, queries, keys).
         """
-        place = heads, *self._place(mask, q, k)
+        place = heads, q.places.start, k.places.start, k.places.stop
         if place in self.cache and self.cache[place][0] is mask:
             return self.cache[place][1:]
         queries, keys = self.q_bins.places[q.places], self.k_bins.places[k.places]
@@ -355,12 +311,6 @@ class Tiling:
             self.cache[place] = mask, bias, visible
             self.cached += visible.numel()
         return bias, visible
-
-    def _place(self, mask: Mask, q: TileSide, k: TileSide) -> tuple[int, ...]:
-        """Where some entries are; those of a band are equal where they are as far from the diagonal."""
-        if not (mask.biased or q.has_gaps or k.has_gaps) and mask.band(*self.shape):
-            return q.first - k.first, q.size, k.size
-        return q.places.start, k.places.start, k.places.stop
 
 
 def _join_blocks(q: TileSide, run: list[tuple[TileSide, bool]], biased: bool) -> ScoreTile:

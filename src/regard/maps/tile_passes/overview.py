@@ -22,8 +22,6 @@ from regard.maps.tile_passes.bins import Bins, find_runs, make_bins, whole_bins
 from regard.maps.tile_passes.head_pass import HeadPass, PlaceStatistics, PooledCells, ScoreTile, Tiling
 from regard.maps.tile_passes.sweep import RowStatistics
 
-LARGE = 1 << 20  # weights a head: below, many heads at a time cost less than a pass each
-
 Region = tuple[slice, slice]
 """Some rows and some keys of a map: `(slice(0, 128), slice(None))`."""
 
@@ -64,12 +62,12 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
 
 def statistics(m: MapData) -> RowStatistics:
     """Entropy, distance and largest score of every row, and the attention that every key receives."""
-    _, _, T, S = m.matrix
-    if m.device.type == "cpu" and T * S >= LARGE:
-        # One span each way: the cells are switched off, and the bins still have to hold every position.
-        return _pass_over_tiles(m, equal_bounds(T, 1), equal_bounds(S, 1), cells=False)[1]
     found = kernels.statistics(m)
-    return sweep.statistics(m) if found is None else RowStatistics(*found)
+    if found is not None:
+        return RowStatistics(*found)
+    # One span each way: the cells are switched off, and the bins still have to hold every position.
+    bounds = (equal_bounds(n, min(n, 1)) for n in m.matrix[2:])
+    return _pass_over_tiles(m, *bounds, cells=False)[1]
 
 
 def row_statistics(m: MapData) -> tuple[Tensor, Tensor]:
@@ -122,8 +120,8 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
 def received_from_all(m: MapData) -> Tensor:
     """The attention that every key receives from all rows, (B, H, S)."""
     T, S = m.matrix[2:]
-    if 0 in m.matrix or (m.device.type == "cpu" and T * S < LARGE):
-        return statistics(m).received
+    if 0 in m.matrix:
+        return m.lse.new_zeros(*m.matrix[:2], S)
     # expand: one number in memory for all rows.
     ones = m.lse.new_ones(()).expand(m.matrix[:3])
     sums = kernels.column_sums(m, ones, None)
@@ -183,14 +181,14 @@ def _pass_over_tiles(
     """Overview and statistics from one pass; those that are switched off stay 0."""
     B, H, T, S = m.matrix
     overview = Overview(*m.lse.new_zeros(2, B, H, rows.shape[1], cols.shape[1]))
-    if 0 in m.matrix:
-        return overview, sweep.statistics(m)
-    q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells)
-    k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells, interleave=cells)
     larger = torch.maximum if gain is None else larger_magnitude
     entropy, distance, total = (m.lse.new_zeros(B, H, T) for _ in range(3))
     largest = torch.full_like(m.lse, -torch.inf)
     stats = RowStatistics(entropy, distance, m.lse.new_zeros(B, H, S), largest)
+    if 0 in m.matrix:
+        return overview, stats
+    q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells)
+    k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells)
 
     def sweep_head(head: HeadPass, tiles: list[ScoreTile]) -> tuple[Overview | None, PlaceStatistics | None]:
         pooled = head.empty_cells() if cells else None

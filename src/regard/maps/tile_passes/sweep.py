@@ -1,4 +1,4 @@
-"""Reductions of a map, tile by tile: statistics of rows, mass under a mask, diagonals.
+"""Reductions of a map, tile by tile: mass under a mask, diagonals, and what statistics of rows end with.
 
 Never more than a tile is in memory. The log weights of a tile are score − lse; where nothing stands between
 the product and the softmax, they are a single product of [scale·q, −lse] and [k, 1].
@@ -21,7 +21,6 @@ from regard.maps.data import MapData
 EMPTY_ROW_LSE = 1e30  # stands for the lse of a row without visible keys: exp(score − 1e30) is 0, and not NaN
 LOG_ZERO = -1e4  # the logarithm of a weight of 0: exp gives 0, and 0 · −1e4 is 0 where 0 · −inf is NaN
 STATISTICS_ROUNDING = 1e-3  # error of a row sum; kernels for half precision reach half of it
-STRAND = 16  # entries of a strand
 PAIRS, PAIRS_ON_GPU = 256, 1024  # entries of a diagonal that a mask is evaluated for at a time
 
 
@@ -75,24 +74,6 @@ def log_tiles(m: MapData, mask: Mask | None = None) -> Iterator[LogTile]:
                 yield LogTile(batch, heads, rows, column.keys, logs.to(m.result_dtype))
 
 
-def statistics(m: MapData) -> RowStatistics:
-    """Entropy, distance and largest score of every row and the attention that every key receives."""
-    B, H, T, S = m.matrix
-    entropy, distance, total = (m.lse.new_zeros(B, H, T) for _ in range(3))
-    received, largest = m.lse.new_zeros(B, H, S), torch.full_like(m.lse, -torch.inf)
-    for batch, heads, rows, keys, logs in log_tiles(m):
-        largest[batch, heads, rows] = torch.maximum(largest[batch, heads, rows], logs.amax(-1))
-        logs.clamp_(min=LOG_ZERO)
-        weights = exponentials(logs, out=torch.empty_like(logs))
-        entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
-        positions = torch.arange(rows.start, rows.stop, device=logs.device) + m.first_position
-        back = positions[:, None] - torch.arange(keys.start, keys.stop, device=logs.device)
-        distance[batch, heads, rows] += torch.linalg.vecdot(weights, back.to(weights))
-        total[batch, heads, rows] += weights.sum(-1)
-        received[batch, heads, keys] += weights.sum(-2)
-    return finish_statistics(m, RowStatistics(entropy, distance, received, largest), total)
-
-
 def finish_statistics(m: MapData, stats: RowStatistics, total: Tensor) -> RowStatistics:
     """Entropy and distance as they are when every row sums to 1, for weights that sum to `total` (B, H, T).
 
@@ -135,24 +116,6 @@ def mass(m: MapData, mask: Mask) -> Tensor:
     for batch, heads, rows, _, logs in log_tiles(m, mask):
         total[batch, heads, rows] += exponentials(logs, out=logs).sum(-1)
     return total
-
-
-def find_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of the last axis of x, and where they are; as `topk`, in a third of the time on a CPU.
-
-    They are in those k strands whose own largest entries are the largest. Strand n is every nth entry of
-    `count`, so that their maxima are computed along rows that are vectors.
-    """
-    count = x.shape[-1] // STRAND
-    if 2 * k > count:
-        return x.topk(k, dim=-1)
-    strands = x[..., : count * STRAND].reshape(*x.shape[:-1], STRAND, count)
-    chosen = strands.amax(-2).topk(k, dim=-1, sorted=False).indices  # (…, k)
-    at = (chosen.unsqueeze(-2) + count * torch.arange(STRAND, device=x.device).unsqueeze(-1)).flatten(-2)
-    rest = torch.arange(count * STRAND, x.shape[-1], device=x.device)
-    at = torch.cat([at, rest.expand(*at.shape[:-1], -1)], -1)
-    values, place = x.gather(-1, at).topk(k, dim=-1)
-    return values, at.gather(-1, place)
 
 
 def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor:
