@@ -81,10 +81,6 @@ class Tallies:
             Tallies(*(x.contiguous() for x in layer)) for layer in zip(keys, offsets, tokens, strict=True)
         ]
 
-    def select(self, H: int) -> Tallies:
-        """Those of the first H heads."""
-        return Tallies(self.keys[:, :H], self.offsets[:, :H], self.tokens[:H])
-
     @classmethod
     def join(cls, layers: Sequence[Tallies]) -> Tallies:
         """The tallies of several layers as `split` takes them."""

@@ -23,7 +23,6 @@ from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
-from regard.maps.tile_passes.large_heads import no_large_heads
 from regard.pictures.patch_layout import PatchAxes
 from regard.policies.named_policies import is_evicted
 
@@ -163,32 +162,12 @@ class TextScorer:
 
     def score(self, m: AttentionMap, statistics: KnownStatistics | None = None) -> MapScores:
         """Score a map; `statistics` are those of the map, if they are known already."""
-        if self._null is not None or statistics is not None or not self._can_append_uniform(m):
-            return self._score(m, self.null, statistics)
-        # The baseline takes no operations of its own.
-        both, H = self._score(self._append_uniform(m), None), m.matrix[1]
-        scores, self._null = _split(both.scores, H)
-        return MapScores(scores, both.sink_key[:, :H], _split(both.positional, H)[0], both.tallies.select(H))
-
-    def _can_append_uniform(self, m: AttentionMap) -> bool:
-        """Whether uniform attention can be one more head of a map: the mask knows no heads and no bias."""
-        return self.visibility.keys.shape[1] == 1 and not m.mask.biased and 0 not in (*m.matrix, m.k.shape[1])
-
-    def _append_uniform(self, m: AttentionMap) -> AttentionMap:
-        """The map with another group of heads, whose attention is uniform."""
-        lse = self.visibility.uniform.lse.to(m.lse).expand(-1, m.matrix[1] // m.k.shape[1], -1)
-        q = torch.cat([m.q, m.q.new_zeros(1, 1, 1, 1).expand(*lse.shape, m.q.shape[-1])], 1)
-        k = torch.cat([m.k, m.k.new_zeros(1, 1, 1, 1).expand_as(m.k[:, :1])], 1)
-        sinks = m.sinks
-        if sinks is not None:
-            sinks = torch.cat([sinks, sinks.new_full(lse.shape[1:2], -torch.inf)])
-        known = {} if m.precise.lse is not None else {"precise": no_large_heads(*q.shape[:2])}
-        return m._with(q=q, k=k, lse=torch.cat([m.lse, lse], 1), **known, sinks=sinks, axes=Axes())
+        return self._score(m, self.null, statistics)
 
     def _score(
         self, m: AttentionMap, null: dict[str, QueryScore] | None, statistics: KnownStatistics | None = None
     ) -> MapScores:
-        """The same; without `null` the last heads are uniform attention, which decides where scores count."""
+        """The same; without `null` the map is uniform attention itself, which decides where scores count."""
         m = self._without_padding(m)
         if statistics is None or self.is_token_query is not None:  # known statistics include padding
             statistics = m.statistics()
@@ -272,8 +251,7 @@ class TextScorer:
         kept = first_columns.where(would_be_lost, 0.0).sum(-1)
         loss = (self.row_sums(m) - band.latest - kept).clamp(min=0.0)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
-        keys = self.visibility.keys
-        lost = (loss[:, -keys.shape[1] :] * keys).round() > 0
+        lost = (loss * self.visibility.keys).round() > 0
         loses = active & lost if null is None else null["eviction"].defined
         scores["eviction"] = QueryScore(loss, loses)
 
@@ -405,8 +383,7 @@ class TextScorer:
         pairs = pairs or copy_mass(m, self.ids, self._blocks)
         for name, mass in (("duplicate", pairs.copies), ("induction", pairs.after)):
             # A score is defined where uniform attention gives some mass to such a key.
-            of_uniform = mass[:, -self.visibility.keys.shape[1] :]
-            scores[name] = QueryScore(mass, of_uniform > 0 if null is None else null[name].defined)
+            scores[name] = QueryScore(mass, mass > 0 if null is None else null[name].defined)
 
     @cached_property
     def relabelled(self) -> TextScorer | None:
@@ -428,21 +405,8 @@ class TextScorer:
     def token_scores(self, m: AttentionMap) -> dict[str, QueryScore]:
         """Only the scores that depend on which tokens are equal."""
         scores: dict[str, QueryScore] = {}
-        if self._null is None and self._can_append_uniform(m):
-            self._add_token_scores(self._without_padding(self._append_uniform(m)), None, scores)
-            scores, self._null = _split(scores, m.matrix[1])
-            return scores
         if self._null is None:
             self._null = {}
             self._add_token_scores(self._without_padding(self.visibility.uniform), None, self._null)
         self._add_token_scores(self._without_padding(m), self._null, scores)
         return scores
-
-
-def _split(scores: dict[str, QueryScore], H: int) -> tuple[dict[str, QueryScore], dict[str, QueryScore]]:
-    """The scores of the first H heads, and those of the last one."""
-    first, last = (
-        {name: QueryScore(*(x[:, heads] for x in score)) for name, score in scores.items()}
-        for heads in (slice(0, H), slice(-1, None))
-    )
-    return first, last
