@@ -17,8 +17,6 @@ from regard.attention.masks.grid import Grid, grid
 from regard.maps.data import MapData
 from regard.maps.tile_passes.sweep import finite_lse, normalise_rows_
 
-# On ARM processors PyTorch 2.13 takes 0.6 ms longer for each product with a transposed matrix in float32.
-COPIED_KEYS = 1024
 NORMALISED = 1 << 21  # weights of whole rows that are divided by their rows' own sums, which costs time
 EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
 
@@ -59,17 +57,7 @@ def tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
     if (bias := m.mask.score_bias(at)) is not None:
         # detach: a bias that is trained must not make every weight that is read carry a graph.
         s.add_(bias.detach())
-    return s if m.mask is full else _hide(s, m.mask.allowed(at))
-
-
-def _hide(s: Tensor, allowed: Tensor) -> Tensor:
-    """Fill scores (B, H, rows, keys) with −inf where they are not `allowed`, in place."""
-    # A CPU takes five times as long to fill under a mask that heads share as to take a minimum.
-    if s.is_cpu and not s.requires_grad and 4 * allowed.numel() <= s.numel():
-        torch.minimum(s, torch.where(allowed, torch.inf, -torch.inf).to(s.dtype), out=s)
-        if not bool(s.sum().isnan()):  # the minimum of NaN and −inf is NaN
-            return s
-    return s.masked_fill_(~allowed, -torch.inf)
+    return s if m.mask is full else s.masked_fill_(~m.mask.allowed(at), -torch.inf)
 
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, softcap: float | None = None) -> Tensor:
@@ -77,8 +65,7 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, softcap: float | None = No
     q = q * scale if softcap is None else q  # below a soft cap the products are scaled, which rounds once
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
     # The heads that share a key/value head lie one below another, so that its keys are read once.
-    keys = k.mT.contiguous() if S <= COPIED_KEYS and k.device.type == "cpu" else k.mT
-    s = (q.reshape(B, G, H // max(G, 1) * T, D) @ keys).view(B, H, T, S)
+    s = (q.reshape(B, G, H // max(G, 1) * T, D) @ k.mT).view(B, H, T, S)
     return s if softcap is None else s.mul_(scale / softcap).tanh_().mul_(softcap)
 
 
