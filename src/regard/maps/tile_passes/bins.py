@@ -80,7 +80,7 @@ class Bins(NamedTuple):
             return x
         dim %= x.ndim
         if side.width is not None:
-            x = x.unflatten(dim, (-1, side.width))
+            x = x.view(*x.shape[:dim], -1, side.width, *x.shape[dim + 1 :])
             joined: Tensor = getattr(x, reduce)(dim + 1)
             return joined
         x = x.movedim(dim, 0)
