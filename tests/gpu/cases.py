@@ -28,6 +28,7 @@ from regard.attention.steps import trace
 from regard.maps import Spans
 from regard.maps.lazy_matrix import LazyMatrix
 from regard.maps.tile_passes.kept_overview import cell_size
+from regard.recorder.certificates import row_products
 from tests.gpu.checker_cases import checker_cases
 from tests.gpu.head_cases import head_cases
 from tests.gpu.intervention_cases import intervention_cases
@@ -474,11 +475,11 @@ def certified_by_blocks() -> None:
         output, lse = regard.attend(q, k, v, mask=mask, return_lse=True)
         m = regard.attention_map(q, k, mask=mask, lse=lse)
         by_blocks = certify.examine(m, v, output)
-        limit, certify.NORMALISED = certify.NORMALISED, 1 << 62
+        limit, row_products.KEYS_OF_SUM = row_products.KEYS_OF_SUM, 1 << 62
         try:
             whole = certify.examine(m, v, output)
         finally:
-            certify.NORMALISED = limit
+            row_products.KEYS_OF_SUM = limit
         assert by_blocks.certified, f"{mask}: {by_blocks}"
         assert whole.certified, f"{mask}: {whole}"
         assert abs(by_blocks.difference / by_blocks.tolerance - whole.difference / whole.tolerance) < 0.01

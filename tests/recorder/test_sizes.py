@@ -14,7 +14,7 @@ from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.recorder import recording, sizes, summary
+from regard.recorder import sizes, summary, waiting_call
 from regard.recorder.storage import stores
 from regard.recorder.storage.folder import StoredLayer
 from regard.recorder.summary import LayerSummary, summarise, summarise_together
@@ -322,7 +322,7 @@ def test_statistics_wait_for_the_forward_pass_in_little_memory(
 ) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
     whole = regard.capture(model, inputs=ids)
-    monkeypatch.setattr(recording, "SUMMARY_WAITING_BYTES", limit)
+    monkeypatch.setitem(waiting_call.WAITING_BYTES, "cpu", limit * waiting_call.SUMMARY_SHARE)
     found = count_batches(monkeypatch)
     seen = regard.capture(model, inputs=ids, store="statistics")
     assert found == batches
