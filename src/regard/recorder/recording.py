@@ -212,12 +212,12 @@ class Recording(CallReceiver):
             return  # the selected heads are on other ranks
         with without_gradients(), without_autocast(call.q.device):
             batch = () if self._tokens is None else self._tokens.batch
-            call = call._replace(
-                mask=self._mask_copies.own(call.mask),
-                whole_mask=None if call.whole_mask is None else self._mask_copies.own(call.whole_mask),
-                unplaced=why_unplaced(call, self.is_known(layer_id.name), self.order, batch),
-            )
-            self._waiting.add(slot, layer_id, call, heads, self.verify)
+            changes = {
+                "mask": self._mask_copies.own(call.mask),
+                "whole_mask": None if call.whole_mask is None else self._mask_copies.own(call.whole_mask),
+                "unplaced": why_unplaced(call, self.is_known(layer_id.name), self.order, batch),
+            }
+            self._waiting.add(slot, layer_id, call, changes, heads, self.verify)
         is_whole_pass = self.running > 0 and self.stream is None
         if not (is_whole_pass and self._waiting.may_grow(not self.seen.layers)):
             self._judge_waiting()

@@ -67,15 +67,21 @@ class WaitingCalls:
         return self._calls[0].call.q.device if self._calls else None
 
     def add(
-        self, slot: Slot, layer_id: LayerId, call: AttentionCall, heads: list[int] | None, all_rows: bool
+        self,
+        slot: Slot,
+        layer_id: LayerId,
+        call: AttentionCall,
+        changes: dict[str, Any],
+        heads: list[int] | None,
+        all_rows: bool,
     ) -> None:
-        """Add a call, whose tensors are copied now: the model may write to them later."""
+        """Add a call with changes, whose tensors are copied now: the model may write to them later."""
         T = call.q.shape[2]
         rows = sampled_rows(T, T if all_rows else ROWS, call.q.device)
-        call = call._replace(**_own_tensors(call, KEPT, rows))
         if call.recurrence is not None:
             own = _own_tensors(call.recurrence, Recurrence._fields, rows)
-            call = call._replace(recurrence=call.recurrence._replace(**own))
+            changes |= {"recurrence": call.recurrence._replace(**own)}
+        call = call._replace(**_own_tensors(call, KEPT, rows), **changes)
         self._calls.append(WaitingCall(slot, layer_id, call, rows, heads))
         self._nbytes += call.v.nbytes + call.output.nbytes
         if not self.store.keeps_maps:
