@@ -52,10 +52,10 @@ def summarise_together(maps: Sequence[AttentionMap | LinearAttentionMap]) -> lis
         alike.setdefault(batch_kind(m) or i, []).append(i)
     summaries: dict[int, LayerSummary] = {}
     for numbers in alike.values():
-        joined = summarise(maps[numbers[0]] if len(numbers) == 1 else join_maps([maps[i] for i in numbers]))
         if len(numbers) == 1:
-            summaries[numbers[0]] = joined
+            summaries[numbers[0]] = summarise(maps[numbers[0]])
             continue
+        joined = summarise(join_maps([m for i in numbers if isinstance(m := maps[i], AttentionMap)]))
         for i, parts in zip(numbers, zip(*(x.chunk(len(numbers)) for x in joined), strict=True), strict=True):
             part = LayerSummary._make(parts)
             # Nearly all of it, in memory of its own: a layer that is kept alone is not to keep the others'.

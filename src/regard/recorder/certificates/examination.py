@@ -334,4 +334,5 @@ def _has_similar_values(seen: Tensor, values: Tensor, tolerance: Tensor) -> Tens
             keys = is_seen.sum(-1)
             silent[:, head] += (keys > 1) & (4 * (differs & is_seen).sum(-1) < keys)
             judged[:, head] += keys > 1
-    return (2 * silent > judged).any()
+    is_similar: Tensor = 2 * silent > judged
+    return is_similar.any()

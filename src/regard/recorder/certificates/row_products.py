@@ -72,7 +72,7 @@ def multiply_rows(m: WeightMatrix, rows: Tensor, v: Tensor, *, quick: bool = Fal
     at = sampled_rows(T, len(rows))  # on the CPU: reading those of a GPU would wait for it
     most = max(1, 4 * BLOCK_BYTES[_kind(m)] // (B * H * KEYS_OF_SUM * m.dtype.itemsize))
     parts: list[list[Tensor]] = []
-    for some, some_at in zip(rows.split(most), at.split(most), strict=True):
+    for some, some_at in zip(torch.split(rows, most), torch.split(at, most), strict=True):
         if isinstance(m, DenseWeights):
             parts.append(_multiply_blocks(m, some, some_at, v, quick=False))
             continue
