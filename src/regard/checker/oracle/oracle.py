@@ -1,8 +1,8 @@
 """The right answer to a question: that of an interpretation of the code, or of the caller's reference.
 
-An `Intent` is one interpretation, under which an output is right or wrong. It answers by
-`regard.attention.steps` in float64, with a module's own weights. This file knows questions and wirings; it
-does not know the code under test.
+An `Intent` is one interpretation, under which an output is right or wrong. It answers by the variant without
+a mistake in float64, with a module's own weights; a test holds that equal to `regard.attention.steps`. This
+file knows questions and wirings; it does not know the code under test.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import chunks, tensor_mask
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import chunks
 from regard.attention.masks.named_masks import rule as rule_mask
-from regard.attention.steps import trace
-from regard.checker.oracle.question import Answer, Question, answer_items
-from regard.checker.oracle.variant import CORRECT, CaseSizes, past
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Rotation, Wiring
 
 
@@ -47,46 +46,12 @@ class Oracle(Protocol):
         """
 
 
-def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = torch.float64) -> Answer:
-    """Return the correct answer to a question, computed in `dtype`.
+def expected_answer(question: Question, wiring: Wiring) -> Answer:
+    """Return the correct answer to a question, in float64.
 
     Rows without a visible key are marked free: the check of empty rows judges them.
     """
-    question = question.to(dtype)
-    if question.lengths is not None:
-        return answer_items(question, lambda item: expected_answer(item, wiring, dtype=dtype))
-    q, k, v = wiring.project(question)
-    q, k, v = wiring.position(q, k, v)
-    mask = _build_mask(question, q, k)
-    if wiring.bias is not None:
-        mask = mask & tensor_mask(wiring.bias(q.shape[1], q.shape[2], k.shape[2]).to(q.dtype))
-    sinks = wiring.sinks if question.sinks is None else question.sinks.to(dtype)
-    sinks = None if sinks is None else sinks.expand(q.shape[1])
-    steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=sinks)
-    empty = (steps.masked == -torch.inf).all(-1, keepdim=True)
-    output, free = wiring.finish(steps.output, empty)
-    return Answer(output, steps.weights, torch.logsumexp(steps.masked, -1), free)
-
-
-def _build_mask(question: Question, q: Tensor, k: Tensor) -> Mask:
-    """Combine everything in a question that hides keys or adds to the scores."""
-    B, H, T, D = q.shape
-    S = k.shape[2]
-    allowed = torch.ones(1, 1, T, S, dtype=torch.bool)
-    rows, cols = torch.arange(T)[:, None], torch.arange(S)
-    if question.causal:
-        allowed = allowed & past(rows, cols, CaseSizes(B, H, k.shape[1], T, S, D, H * D))
-    if question.window is not None:
-        allowed = allowed & (cols > rows + S - T - question.window)
-    if question.ahead is not None:
-        allowed = allowed & (cols <= rows + S - T + question.ahead)
-    if question.mask is not None:
-        allowed = allowed & question.mask
-    if question.padding is not None:
-        allowed = allowed & question.padding[:, None, None, :]
-    mask = full if bool(allowed.all()) else tensor_mask(allowed)
-    mask = mask if question.rule is None else mask & question.rule
-    return mask if question.bias is None else mask & tensor_mask(question.bias.to(q.dtype))
+    return CORRECT.answer(question.to(torch.float64), wiring)
 
 
 def relative_error(got: Answer, expected: Answer) -> float:

@@ -6,7 +6,7 @@ defaults, attributes, a memo) is remembered before its first call and put back.
 
 from __future__ import annotations
 
-import dis
+import contextlib
 import functools
 import inspect
 import re
@@ -60,20 +60,11 @@ class CallMonitor(CallHook):
         # PyTorch passes the __get__ of a property, which is bound to the property.
         if getattr(func, "__self__", None) is _DOT_T and args[0].ndim != 2:
             self.used_dot_t = True
-        if self.dropout:
-            pass
-        elif name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
-            if len(args) > 1:
-                args = (args[0], 0.0, *args[2:])
-            else:
-                kwargs["p"] = 0.0
-        elif name == "scaled_dot_product_attention" and (len(args) > 4 or "dropout_p" in kwargs):
-            args, kwargs = (
-                (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args,
-                {**kwargs, "dropout_p": 0.0},
-            )
-            if len(args) > 4:
-                kwargs.pop("dropout_p")
+        if not self.dropout and name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
+            args, kwargs = (args[0], 0.0, *args[2:]), {n: x for n, x in kwargs.items() if n != "p"}
+        elif not self.dropout and name == "scaled_dot_product_attention":
+            kwargs = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False)) | kwargs
+            args, kwargs = args[:4], kwargs | {"dropout_p": 0.0}
         return func(*args, **kwargs)
 
 
@@ -121,16 +112,11 @@ class Reply:
         """Whether the code under test raised the error itself, with words: by a raise or an assert."""
         if self.error is None or not str(self.error).strip():
             return False
-        place = self.error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        if place is None:
-            return False
-        frame = place.tb_frame
+        last = traceback.extract_tb(self.error.__traceback__)[-1]
+        frame = [frame for frame, _ in traceback.walk_tb(self.error.__traceback__)][-1]
         module = str(frame.f_globals.get("__name__", ""))
         library = module.partition(".")[0] in _LIBRARIES or module.startswith("regard.checker.")
-        # A raise and an assert end in this instruction, and an operation that fails does not.
-        return not library and dis.opname[frame.f_code.co_code[place.tb_lasti]] == "RAISE_VARARGS"
+        return not library and re.search(r"\b(raise|assert)\b", last.line or "") is not None
 
     @property
     def error_line(self) -> str:
@@ -162,7 +148,6 @@ class WatchedCall:
             self.overwritten = tuple(name for name in after if not torch.equal(before[name], after[name]))
 
 
-_CONTAINERS = (dict, list, set, deque)
 _ABSENT = object()
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
 
@@ -175,62 +160,56 @@ class FunctionState:
         self._seen: set[int] = set()
         called: Any = inspect.unwrap(getattr(function, "func", function))  # of a functools.partial
         if not isinstance(called, types.FunctionType):  # an object that is called
-            self._remember_contents(getattr(called, "__dict__", {}))
+            self._remember(getattr(called, "__dict__", {}), "")
             # The method itself, whose code can be read; callable() would only tell that there is one.
             called = getattr(type(called), "__call__", None)  # noqa: B004
         if isinstance(called, types.FunctionType):
-            self._remember_function(called)
+            self._remember(called, called.__module__)
 
     def restore(self) -> None:
         """Bring back the state."""
         for restore in self._restorers:
             restore()
 
-    def _remember_function(self, function: types.FunctionType) -> None:
-        if id(function) in self._seen or _PACKAGES.search(function.__code__.co_filename):
+    def _remember(self, value: Any, module: str) -> None:
+        """Remember what code of this module can change in a value that it uses."""
+        if id(value) in self._seen:
             return
-        self._seen.add(id(function))
-        self._remember_contents(function.__dict__)
+        self._seen.add(id(value))
+        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
+        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
+            self._restorers.append(partial(_rewrite, value, value.detach().clone()))
+        elif isinstance(value, dict | list | set | deque):
+            self._restorers.append(partial(_refill, value, value.copy()))
+            for part in value.values() if isinstance(value, dict) else value:
+                if isinstance(part, Tensor):
+                    self._remember(part, "")
+        # functools.cache keeps the function that it wraps here.
+        inner = getattr(value, "__wrapped__", value)
+        if getattr(inner, "__module__", None) != module or isinstance(value, type):
+            return
+        if isinstance(inner, types.FunctionType):
+            if _PACKAGES.search(inner.__code__.co_filename):
+                return
+            self._remember_names(inner)
+        # A memo of functools.cache can be emptied, but not put back.
+        if hasattr(value, "cache_clear"):
+            self._restorers.append(value.cache_clear)
+        self._remember(getattr(inner, "__dict__", None), "")
+
+    def _remember_names(self, function: types.FunctionType) -> None:
+        """Remember defaults, and what the names in a function's code are bound to."""
         for value in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
-            self._remember_contents(value)
+            self._remember(value, "")
         for cell in function.__closure__ or ():
-            try:
+            with contextlib.suppress(ValueError):  # it is empty
                 value = cell.cell_contents
-            except ValueError:  # it is empty
-                continue
-            self._restorers.append(partial(setattr, cell, "cell_contents", value))
-            self._remember_value(value, function)
+                self._restorers.append(partial(setattr, cell, "cell_contents", value))
+                self._remember(value, function.__module__)
         for name in set(_names(function.__code__)):
             value = function.__globals__.get(name, _ABSENT)
             self._restorers.append(partial(_bind, function.__globals__, name, value))
-            self._remember_value(value, function)
-
-    def _remember_value(self, value: Any, function: types.FunctionType) -> None:
-        """Remember what a function can change in a value that it uses."""
-        # functools.cache keeps the function that it wraps here.
-        inner = getattr(value, "__wrapped__", value)
-        if getattr(inner, "__module__", None) == function.__module__ and not isinstance(value, type):
-            # A memo of functools.cache can be emptied, but not put back.
-            if hasattr(value, "cache_clear"):
-                self._restorers.append(value.cache_clear)
-            if isinstance(inner, types.FunctionType):
-                self._remember_function(inner)
-            else:
-                self._remember_contents(getattr(value, "__dict__", None))
-        self._remember_contents(value)
-
-    def _remember_contents(self, value: Any) -> None:
-        """Remember what is in a container or a tensor."""
-        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
-        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
-            numbers = value.detach().clone()
-            self._restorers.append(partial(_rewrite, value, numbers))
-        elif isinstance(value, _CONTAINERS):
-            contents = value.copy()
-            self._restorers.append(partial(_refill, value, contents))
-            for part in value.values() if isinstance(value, dict) else value:
-                if isinstance(part, Tensor):
-                    self._remember_contents(part)
+            self._remember(value, function.__module__)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -255,10 +234,7 @@ def _rewrite(tensor: Tensor, numbers: Tensor) -> None:
 
 def _refill(container: Any, contents: Any) -> None:
     container.clear()
-    if isinstance(container, dict | set):
-        container.update(contents)
-    else:
-        container.extend(contents)
+    (container.extend if isinstance(container, list | deque) else container.update)(contents)
 
 
 def error_place(error: BaseException | None, target: Callable[..., Any]) -> str:
