@@ -196,7 +196,7 @@ def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> Ch
 def _calls(subject: Subject, reference: Subject, options: dict[str, Any]) -> list[Subject]:
     """Return the ways to call the code: like the reference first, then in other layouts and with its flag."""
     if (kernel := reference.kernel_layout) is not None:
-        same = [layout for layout in subject.kernel_layouts if type(layout) is type(kernel)]
+        same = [layout for layout in subject.kernel_layouts if layout.kind == kernel.kind]
         return [subject.replaced(kernel_layout=layout) for layout in same or subject.kernel_layouts]
     layouts = [reference.layout]
     if reference.layout in HEADS:

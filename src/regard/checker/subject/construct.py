@@ -23,7 +23,13 @@ from torch import nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import MaskForm, parameters_of, table_forms
+from regard.checker.subject.call_tensors import (
+    HEAD_LAYOUTS,
+    SEQUENCES,
+    MaskForm,
+    parameters_of,
+    table_forms,
+)
 from regard.checker.subject.subject import Subject
 
 SIZES: dict[str, Any] = {
@@ -350,7 +356,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def forms(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject in every form in which code on sequences may be called, the most usual first."""
+    """Yield the subject in every form in which code may be called, the most usual first."""
+    if subject.layout not in SEQUENCES:
+        yield from (subject.replaced(kernel_layout=layout) for layout in subject.kernel_layouts)
+        masks = with_open_masks(subject) if not subject.kernel_layouts else ()
+        yield from (form.replaced(layout=layout) for form, layout in itertools.product(masks, HEAD_LAYOUTS))
+        return
     for form in with_open_masks(subject):
         yield from _table_forms(form)
     if subject.inputs == "x" and "context" in subject.arguments:
@@ -372,37 +383,29 @@ def with_open_masks(subject: Subject) -> Iterator[Subject]:
     if subject.extra.get(subject.arguments.get("mask", ""), subject) is not None:
         return  # its mask is optional, or the caller passes one
     # The mask of TensorFlow's tutorial is 1 where it hides, that of The Annotated Transformer 0.
-    kinds = (
-        (subject.mask_form.kind,)
-        if subject.mask_stated
-        else ("look", "hide", "added", "zero-one", "one-zero")
-    )
+    every = ("look", "hide", "added", "zero-one", "one-zero")
+    kinds = (subject.mask_form.kind,) if subject.mask_stated else every
     for kind, rank in itertools.product(kinds, (2, 4, 3)):
         yield subject.replaced(mask_form=MaskForm(kind, rank), open_mask=True)
 
 
 def is_certain(form: Subject) -> bool:
-    """Return whether a form that runs is the one to call the code in, right or wrong."""
-    return (form.tables is None or form.tables.usual) and not form.open_mask
+    """Return whether a form on sequences that runs is the one to call the code in, right or wrong."""
+    usual = form.tables is None or form.tables.usual
+    return form.layout in SEQUENCES and usual and not form.open_mask
 
 
 def _table_forms(subject: Subject) -> Iterator[Subject]:
     """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
     names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
-    known = not names or subject.tables is not None or any(name in subject.extra for name in names)
-    if known:
+    stated = any(name in subject.extra for name in names)
+    if not names or stated or subject.tables is not None:
         yield subject
-    if known and (subject.tables is None or any(name in subject.extra for name in names)):
-        return
     # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
-    for tables in table_forms(names, _head_width(subject.module)):
-        yield subject.replaced(tables=tables)
-
-
-def _head_width(module: nn.Module | None) -> int:
-    """Return the width of a head: what the module says, or its width divided by its heads."""
-    attributes = {} if module is None else vars(module)
-    sizes = {vocabulary.size(name): int(value) for name, value in attributes.items() if type(value) is int}
-    if "head_width" in sizes:
-        return sizes["head_width"]
-    return sizes.get("width", int(SIZES["width"])) // sizes.get("heads", int(SIZES["heads"]))
+    if names and not stated:
+        # The width of a head is what the module says, or its width divided by its heads.
+        attributes = vars(subject.module) if subject.module is not None else {}
+        sizes = {vocabulary.size(name): x for name, x in attributes.items() if type(x) is int}
+        share = sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
+        for tables in table_forms(names, sizes.get("head_width", share)):
+            yield subject.replaced(tables=tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,8 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import parameters_of
 from regard.checker.subject.framework_layouts import InterfaceLayout, MaskInterfaceLayout, ModLayout
 from regard.checker.subject.kernel_layouts import (
-    CacheLayout,
     KernelLayout,
-    PackedLayout,
-    PagedLayout,
+    TensorLayout,
     is_required,
 )
 
@@ -124,20 +123,19 @@ def _candidates(
     if "page table" in names and has_inputs and not (packs_queries and packs_keys):
         optional = not is_required(parameters[names["page table"]])
         forms = (("packed", False),) if packs_queries else _QUERY_FORMS
-        return [
-            PagedLayout(names, queries, keys, single, optional=optional)
-            for keys in ("SG", "GS")
-            for queries, single in forms
-        ]
+        return _cached(names, forms, optional=optional)
     if "query starts" in names and (has_inputs or "qkv" in names or {"query", "kv"} <= names.keys()):
-        return [PackedLayout(names)]
+        return [TensorLayout(names)]
     if has_inputs and ("cache" in names["key"] or names.get("lengths") in _CACHE_LENGTHS):
-        return [
-            CacheLayout(names, queries, keys, single)
-            for keys in ("SG", "GS")
-            for queries, single in _QUERY_FORMS
-        ]
+        return _cached(names, _QUERY_FORMS)
     return []
+
+
+def _cached(
+    names: dict[str, str], forms: tuple[tuple[str, bool], ...], *, optional: bool = False
+) -> list[KernelLayout]:
+    orders = itertools.product(("SG", "GS"), forms)
+    return [TensorLayout(names, queries, keys, single, optional) for keys, (queries, single) in orders]
 
 
 # Names of lengths that belong to a cache. `lengths` beside q, k and v may mean padding.
