@@ -15,7 +15,6 @@ from functools import partial
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
@@ -214,33 +213,15 @@ class Intent:
 
 
 def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
-    """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
+    """Return the error of PyTorch's plain operations at this dtype."""
     interpreted = replace(intent.apply(question).to(dtype), layout="")
     if isinstance(rotation := intent.wiring.rotate, Rotation):  # whose angles are usually float32
         rotation = replace(rotation, precision=torch.float32)
         intent = replace(intent, wiring=replace(intent.wiring, rotate=rotation))
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
-        error = relative_error(plain, expected)
-        # PyTorch's fused attention has none of these.
-        special = (interpreted.softcap, interpreted.rule, intent.wiring.sinks, intent.wiring.bias)
-        if all(part is None for part in special):
-            error = max(error, relative_error(_fused_answer(interpreted, intent, plain), expected))
     # PyTorch may be exact by luck, and no code can be held to that.
-    return max(error, torch.finfo(dtype).eps / 2)
-
-
-def _fused_answer(question: Question, intent: Intent, plain: Answer) -> Answer:
-    """Return the answer of PyTorch's fused attention; the mask is read off the plain answer's weights."""
-    wiring = intent.wiring
-    q, k, v = wiring.project(question)
-    q, k, v = wiring.position(q, k, v)
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    assert plain.weights is not None
-    allowed = plain.weights > 0
-    mask = None if bool(allowed.all()) else allowed
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wiring.scale)
-    return Answer(wiring.finish(mixed, None)[0])
+    return max(relative_error(plain, expected), torch.finfo(dtype).eps / 2)
 
 
 @dataclass(frozen=True)

@@ -206,18 +206,18 @@ class FunctionState:
                 value = cell.cell_contents
                 self._restorers.append(partial(setattr, cell, "cell_contents", value))
                 self._remember(value, function.__module__)
-        for name in set(_names(function.__code__)):
+        for name in set(names_in(function.__code__)):
             value = function.__globals__.get(name, _ABSENT)
             self._restorers.append(partial(_bind, function.__globals__, name, value))
             self._remember(value, function.__module__)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
     """Yield the names that a function's code uses, also in functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)
 
 
 def _bind(names: dict[str, Any], name: str, value: Any) -> None:

@@ -7,12 +7,14 @@ the code's numbers with it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import io
 import re
 import textwrap
 import tokenize
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.subject import vocabulary
+from regard.checker.subject.reply import names_in
 from regard.checker.subject.subject import Subject
 
 # Br and Bc are FlashAttention's own names.
@@ -49,27 +52,30 @@ def _codes(subject: Subject) -> list[Any]:
     return found
 
 
-def _helpers(code: Any) -> Iterator[Any]:
-    """Yield the functions that a function or a class's methods name, if they stand in the same file."""
-    methods = vars(code).values() if isinstance(code, type) else [code]
-    for method in methods:
+def _functions(code: Any) -> Iterator[types.FunctionType]:
+    """Yield a function, or the methods of a class."""
+    for method in vars(code).values() if isinstance(code, type) else [code]:
         # vars() of a class holds its static methods and class methods as objects around the functions.
         method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-        names = getattr(getattr(method, "__code__", None), "co_names", ())
-        places = getattr(method, "__globals__", {})
-        cells = getattr(method, "__closure__", None) or ()
-        values = [places.get(name) for name in names] + [_content(cell) for cell in cells]
-        for value in values:
+        if isinstance(method, types.FunctionType):
+            yield method
+
+
+def _helpers(code: Any) -> Iterator[types.FunctionType]:
+    """Yield the functions that a function or a class's methods name, if they stand in the same file."""
+    for method in _functions(code):
+        values = [method.__globals__.get(name) for name in method.__code__.co_names]
+        for value in [*values, *_contents(method)]:
             value = inspect.unwrap(value) if inspect.isfunction(value) else value
-            if inspect.isfunction(value) and value.__module__ == getattr(method, "__module__", None):
+            if isinstance(value, types.FunctionType) and value.__module__ == method.__module__:
                 yield value
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
+def _contents(function: Any) -> Iterator[Any]:
+    """Yield what a function's closure holds."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
 
 
 @functools.cache
@@ -78,6 +84,14 @@ def _source(code: Any) -> str:
         return textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError):
         return ""
+
+
+def _nodes(source: str) -> list[ast.AST]:
+    """Return the nodes of source text; none of what cannot be parsed: a lambda inside an expression."""
+    try:
+        return list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return []
 
 
 def prose_of(source: str) -> str:
@@ -92,11 +106,7 @@ def prose_of(source: str) -> str:
 
 def returned_names(source: str) -> set[str]:
     """Return the names of what functions return beside their first result: "attn" of `return out, attn`."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a lambda inside an expression
-        return set()
-    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    returned = [node.value for node in _nodes(source) if isinstance(node, ast.Return)]
     others = [part for value in returned if isinstance(value, ast.Tuple) for part in value.elts[1:]]
     return {node.id for part in others for node in ast.walk(part) if isinstance(node, ast.Name)}
 
@@ -105,10 +115,9 @@ def numbers_of(subject: Subject) -> list[float]:
     """Return the positive numbers that the code holds: attributes, arguments, defaults and literals."""
     found: set[float] = set()
     for value in _values(subject):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-            value, number = float(value), True
-        if number and 0 < float(value) < 1e9:
+            value = float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
             found.add(float(value))
     return sorted(found)
 
@@ -116,20 +125,13 @@ def numbers_of(subject: Subject) -> list[float]:
 def _values(subject: Subject) -> Iterator[Any]:
     yield from subject.init.values()
     yield from subject.extra.values()
-    if subject.module is not None:
-        for part in subject.module.modules():
-            config = getattr(part, "config", None)
-            yield from [*vars(part).values(), *getattr(config, "__dict__", {}).values()]
-            yield from part._parameters.values()
-            yield from part._buffers.values()
+    for part in subject.module.modules() if subject.module is not None else ():
+        config = getattr(getattr(part, "config", None), "__dict__", {})
+        for values in (vars(part), config, part._parameters, part._buffers):
+            yield from values.values()
     for code in _codes(subject):
-        for cell in getattr(code, "__closure__", None) or ():
-            yield _content(cell)
-        try:
-            tree = ast.parse(_source(code))
-        except SyntaxError:  # a lambda inside an expression
-            continue
-        yield from (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        yield from _contents(code)
+        yield from (node.value for node in _nodes(_source(code)) if isinstance(node, ast.Constant))
 
 
 def block_sizes(subject: Subject) -> list[int]:
@@ -145,47 +147,27 @@ def whole_numbers(subject: Subject) -> list[int]:
     """
     found = [n for _, n in _constants(subject)]
     for code in _codes(subject):
-        try:
-            tree = ast.parse(_source(code))
-        except SyntaxError:  # a lambda inside an expression
-            continue
-        sizes: set[ast.AST] = set()
-        for node in (node for node in ast.walk(tree) if isinstance(node, ast.arguments)):
+        nodes, sizes = _nodes(_source(code)), set[ast.AST]()
+        for node in (node for node in nodes if isinstance(node, ast.arguments)):
             # Defaults belong to the last arguments.
             named = [*zip(reversed([*node.posonlyargs, *node.args]), reversed(node.defaults), strict=False)]
-            named += [
-                (arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value
-            ]
+            named += [(a, x) for a, x in zip(node.kwonlyargs, node.kw_defaults, strict=True) if x]
             sizes |= {value for arg, value in named if vocabulary.size(arg.arg) is not None}
-        found += [
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and type(node.value) is int and node not in sizes
-        ]
+        literals = [node for node in nodes if isinstance(node, ast.Constant) and node not in sizes]
+        found += [node.value for node in literals if type(node.value) is int]
     return found
 
 
 def _constants(subject: Subject) -> Iterator[tuple[str, int]]:
     """Yield the whole numbers among the globals that the code reads, and in classes of its file, by name."""
     for code in _codes(subject):
-        for method in vars(code).values() if isinstance(code, type) else [code]:
-            method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-            places = getattr(method, "__globals__", {})
-            read = {name: places.get(name) for name in _names(getattr(method, "__code__", None))}
-            kinds = [*read.values(), *(getattr(method, "__defaults__", None) or ())]
-            for kind in kinds:
-                own = getattr(kind, "__module__", None) == getattr(method, "__module__", "")
+        for method in _functions(code):
+            read = {name: method.__globals__.get(name) for name in set(names_in(method.__code__))}
+            for kind in [*read.values(), *(method.__defaults__ or ())]:
+                own = getattr(kind, "__module__", None) == method.__module__
                 if isinstance(kind, type) and own and not issubclass(kind, nn.Module):
                     read = read | dict(vars(kind))
             yield from ((name, value) for name, value in read.items() if type(value) is int)
-
-
-def _names(code: Any) -> set[str]:
-    """Return the names that compiled code reads, also in its lambdas and comprehensions."""
-    if code is None:
-        return set()
-    inner = [_names(constant) for constant in code.co_consts if inspect.iscode(constant)]
-    return set(code.co_names).union(*inner)
 
 
 def tensors_of(subject: Subject) -> list[tuple[str, Tensor]]:
