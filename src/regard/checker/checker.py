@@ -35,8 +35,7 @@ from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.adapt import adapt
-from regard.checker.subject.construct import add_promises
+from regard.checker.subject.adapt import adapt, add_promises
 from regard.checker.subject.reply import error_place
 from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject

@@ -21,9 +21,9 @@ from regard.checker.probes.behaviour import visible_heads, visible_tokens
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
-from regard.checker.subject.adapt import adapt
+from regard.checker.subject.adapt import adapt, add_promises
 from regard.checker.subject.call_tensors import arguments_of, spell
-from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
+from regard.checker.subject.construct import SIZES, constructor_arguments
 from regard.checker.subject.subject import Subject
 
 # The layouts of functions on split heads.

@@ -23,8 +23,10 @@ from regard.checker.interpretation.cases import (
     declared_causality,
     declared_options,
     declared_scale,
+    forms,
     holds_causal_mask,
     input_widths,
+    is_certain,
     max_length,
 )
 from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
@@ -38,7 +40,6 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
-from regard.checker.subject.construct import forms, is_certain
 from regard.checker.subject.inside import find_inside
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, TensorLayout
 from regard.checker.subject.projections import find_wirings, head_counts

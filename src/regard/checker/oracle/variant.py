@@ -180,7 +180,7 @@ class AttentionVariant:
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
         sinks = wiring.sinks if question.sinks is None else question.sinks
-        lse = torch.logsumexp(masked, -1)
+        lse: Tensor | None = torch.logsumexp(masked, -1)
         # NaN from a row without a visible key would reach the gradients of the others.
         free = None if allowed is None else (~allowed).all(-1, keepdim=True)
         hides = self.masking == "fill" and self.fill == -torch.inf and self.axis == -1

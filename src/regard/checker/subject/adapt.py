@@ -17,9 +17,16 @@ from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import MaskForm, RotaryTables, arguments_of, copy_module
+from regard.checker.subject.call_tensors import (
+    MaskForm,
+    RotaryTables,
+    arguments_of,
+    copy_module,
+    is_required,
+    parameters_of,
+)
 from regard.checker.subject.construct import SIZES, build
-from regard.checker.subject.kernel_layouts import KernelLayout, is_required
+from regard.checker.subject.kernel_layouts import KernelLayout
 from regard.checker.subject.kernel_recognition import recognize_layouts
 from regard.checker.subject.reply import FunctionState
 from regard.checker.subject.subject import Subject
@@ -91,6 +98,22 @@ def adapt(
             "pass the attention itself"
         )
     return subject if subject.kernel_layouts else _with_conventions(subject, true_means)
+
+
+def add_promises(thing: Any, init: dict[str, Any], promises: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a class or function, completed by what the caller promised of it.
+
+    `promises` are options of `check` such as `window=3`. A name that both sides know goes to both; a class
+    also gets them under a name of the same meaning (`heads=8` as `num_heads`).
+    """
+    completed = dict(init)
+    parameters = parameters_of(thing) if callable(thing) else {}
+    for meaning, value in promises.items():
+        for name in parameters if value is not None else ():
+            same = name == meaning or vocabulary.size(name) == meaning
+            if same if isinstance(thing, type) else name == meaning == "heads":
+                completed.setdefault(name, value)
+    return completed
 
 
 def _materialise(module: nn.Module, call: dict[str, Any]) -> nn.Module:

@@ -125,6 +125,15 @@ def _detach(value: Any) -> Any:
     return value
 
 
+def to_device(value: Any, device: str) -> Any:
+    """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
+    if isinstance(value, nn.Module):
+        # `.to()` would leave plain tensors behind, such as the sinks of Transformers' interface.
+        tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
+        value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
+    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
+
+
 def tensors_in_result(result: Any) -> Iterator[Tensor]:
     """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
     if isinstance(result, Tensor):
@@ -149,6 +158,12 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(target).parameters)
     except (TypeError, ValueError):
         return {}
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether an argument has no default."""
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variable
 
 
 def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:

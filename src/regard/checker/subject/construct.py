@@ -1,19 +1,17 @@
-"""Constructing an instance of a class, and the forms in which it may want to be called.
+"""Constructing an instance of a class.
 
 Arguments are those that the caller gave, and guesses from names for the others. The guessed sizes differ from
 one another, so that no two axes can be confused by chance. A required argument that cannot be guessed is
-named in a `CheckError`. Forms are a layout, a context, the shape of rotary tables: the first in which the
-code is right, or at least runs, is kept.
+named in a `CheckError`.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import re
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +21,7 @@ from torch import nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import (
-    HEAD_LAYOUTS,
-    SEQUENCES,
-    MaskForm,
-    parameters_of,
-    table_forms,
-)
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.call_tensors import parameters_of
 
 SIZES: dict[str, Any] = {
     "width": 48,
@@ -138,7 +129,7 @@ def _config_fields(cls: type) -> list[str]:
 
 def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes to guess with, so that the width of a head fits what the caller gave."""
-    stated = {vocabulary.size(name): value for name, value in init.items() if type(value) is int}
+    stated = {meaning: x for meaning, x in vocabulary.sizes(init).items() if type(x) is int}
     width, heads = stated.get("width", sizes["width"]), stated.get("heads", sizes["heads"])
     if not {"width", "heads"} & stated.keys() or width % heads:
         return sizes
@@ -175,22 +166,6 @@ def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]
         accepted = ", ".join(name for name in parameters if name != "self")
         raise CheckError(f"{cls.__name__} takes no `{unknown[0]}`; it takes {accepted or 'no arguments'}")
     return arguments
-
-
-def add_promises(thing: Any, init: dict[str, Any], promises: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a class or function, completed by what the caller promised of it.
-
-    `promises` are options of `check` such as `window=3`. A name that both sides know goes to both; a class
-    also gets them under a name of the same meaning (`heads=8` as `num_heads`).
-    """
-    completed = dict(init)
-    parameters = parameters_of(thing) if callable(thing) else {}
-    for meaning, value in promises.items():
-        for name in parameters if value is not None else ():
-            same = name == meaning or vocabulary.size(name) == meaning
-            if same if isinstance(thing, type) else name == meaning == "heads":
-                completed.setdefault(name, value)
-    return completed
 
 
 def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
@@ -353,59 +328,3 @@ def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0][:200]
-
-
-def forms(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject in every form in which code may be called, the most usual first."""
-    if subject.layout not in SEQUENCES:
-        yield from (subject.replaced(kernel_layout=layout) for layout in subject.kernel_layouts)
-        masks = with_open_masks(subject) if not subject.kernel_layouts else ()
-        yield from (form.replaced(layout=layout) for form, layout in itertools.product(masks, HEAD_LAYOUTS))
-        return
-    for form in with_open_masks(subject):
-        yield from _table_forms(form)
-    if subject.inputs == "x" and "context" in subject.arguments:
-        context = subject.arguments["context"]
-        extra = {name: value for name, value in subject.extra.items() if name != context}
-        positional = [*subject.positional, context]
-        yield subject.replaced(inputs="context", positional=positional, by_name=True, extra=extra)
-    if subject.layout == "BTC":
-        # Diffusion models attend over images (B, C, H, W), speech over signals (B, C, T), and window
-        # attention of vision over (B, H, W, C).
-        for layout in ("TC", "BCHW", "BCT", "BHWC"):
-            yield subject.replaced(layout=layout)
-
-
-def with_open_masks(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject as it is; if it needs a mask, also with one that hides nothing."""
-    yield subject
-    # None is what a required mask gets, so that another value must stand for one that is not passed.
-    if subject.extra.get(subject.arguments.get("mask", ""), subject) is not None:
-        return  # its mask is optional, or the caller passes one
-    # The mask of TensorFlow's tutorial is 1 where it hides, that of The Annotated Transformer 0.
-    every = ("look", "hide", "added", "zero-one", "one-zero")
-    kinds = (subject.mask_form.kind,) if subject.mask_stated else every
-    for kind, rank in itertools.product(kinds, (2, 4, 3)):
-        yield subject.replaced(mask_form=MaskForm(kind, rank), open_mask=True)
-
-
-def is_certain(form: Subject) -> bool:
-    """Return whether a form on sequences that runs is the one to call the code in, right or wrong."""
-    usual = form.tables is None or form.tables.usual
-    return form.layout in SEQUENCES and usual and not form.open_mask
-
-
-def _table_forms(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
-    names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
-    stated = any(name in subject.extra for name in names)
-    if not names or stated or subject.tables is not None:
-        yield subject
-    # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
-    if names and not stated:
-        # The width of a head is what the module says, or its width divided by its heads.
-        attributes = vars(subject.module) if subject.module is not None else {}
-        sizes = {vocabulary.size(name): x for name, x in attributes.items() if type(x) is int}
-        share = sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
-        for tables in table_forms(names, sizes.get("head_width", share)):
-            yield subject.replaced(tables=tables)

@@ -162,8 +162,7 @@ def _installations(module: nn.Module) -> Iterator[MakeCache]:
     names = [name for name, value in vars(module).items() if value is None and vocabulary.is_cache(name)]
     kinds = [kind for kind in _cache_kinds(module) if hasattr(kind, "update")]
     numbers = [v for v in vars(module).values() if type(v) is int and v > 0]
-    stated = [v for n, v in vars(module).items() if vocabulary.size(n) == "heads" and type(v) is int]
-    heads = stated[0] if stated else int(SIZES["heads"])
+    heads = vocabulary.sizes(vars(module)).get("heads", int(SIZES["heads"]))
     counts = sorted({heads, *(n for n in numbers if heads % n == 0)}, reverse=True)
     for name, kind, count in itertools.product(names, kinds, counts):
         yield partial(_install, name, kind, count)
@@ -323,6 +322,5 @@ def _call_with_sizes(method: Callable[..., Any], module: nn.Module, x: Tensor) -
 
 def _sizes(module: nn.Module, x: Tensor) -> dict[str, Any]:
     """Return the sizes of a cache for an input."""
-    numbers = {vocabulary.size(name): x for name, x in vars(module).items() if type(x) is int}
-    named = {meaning: value for meaning, value in numbers.items() if meaning}
+    named = {meaning: x for meaning, x in vocabulary.sizes(vars(module)).items() if type(x) is int}
     return SIZES | named | {"batch": x.shape[0], "max_batch": x.shape[0], "length": SIZES["length"]}

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.kernel_layouts import KernelLayout, find_optional, find_shape, to_device
+from regard.checker.subject.call_tensors import to_device
+from regard.checker.subject.kernel_layouts import KernelLayout, find_optional, find_shape
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ keys stand in a cache: contiguous with lengths, or in pages that a page table fi
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.checker.oracle.question import Answer, Question, to_whole_pages
-from regard.checker.subject.call_tensors import arrange, tensors_in_result
+from regard.checker.subject.call_tensors import arrange, tensors_in_result, to_device
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,6 @@ class KernelLayout(ABC):
         return self.decode([to_device(t, "cpu") for t in tensors], question)
 
 
-def to_device(value: Any, device: str) -> Any:
-    """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
-    if isinstance(value, nn.Module):
-        # `.to()` would leave plain tensors behind, such as the sinks of Transformers' interface.
-        tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
-        value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
-    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
-
-
 def find_shape(tensors: list[Tensor], *shapes: tuple[int, ...]) -> Tensor:
     """Return the first floating-point tensor of one of these shapes; RuntimeError if there is none."""
     for t in tensors:
@@ -106,12 +96,6 @@ def find_optional(tensors: list[Tensor], output: Tensor, *shapes: tuple[int, ...
 def int32(numbers: Any) -> Tensor:
     """Return integers as kernels take them."""
     return torch.tensor(numbers, dtype=torch.int32)
-
-
-def is_required(parameter: inspect.Parameter) -> bool:
-    """Return whether an argument has no default."""
-    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variable
 
 
 CACHED_LAYOUTS = ("cache", "paged", "paged or not")

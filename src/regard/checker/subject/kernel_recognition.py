@@ -11,13 +11,9 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import parameters_of
+from regard.checker.subject.call_tensors import is_required, parameters_of
 from regard.checker.subject.framework_layouts import InterfaceLayout, MaskInterfaceLayout, ModLayout
-from regard.checker.subject.kernel_layouts import (
-    KernelLayout,
-    TensorLayout,
-    is_required,
-)
+from regard.checker.subject.kernel_layouts import KernelLayout, TensorLayout
 
 _OPTIONS: tuple[str, ...] = (
     "causal",

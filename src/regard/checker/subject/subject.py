@@ -27,19 +27,16 @@ from regard.checker.subject.call_tensors import (
     describe_result,
     from_arrays,
     in_dtype,
+    is_required,
     make_values,
     parameters_of,
     rows_sum_to_one,
     spell,
     tensors_in_result,
     to_array,
-)
-from regard.checker.subject.kernel_layouts import (
-    CACHED_LAYOUTS,
-    KernelLayout,
-    is_required,
     to_device,
 )
+from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout
 from regard.checker.subject.reply import CallMonitor, FunctionState, OutputShapeError, Reply, WatchedCall
 
 
