@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -91,40 +90,24 @@ def _build(cls: type[nn.Module], arguments: dict[str, Any], seed: int) -> nn.Mod
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(**arguments)
-    except UnknownFieldError as error:
-        raise CheckError(_unknown_fields(cls, error)) from error
     except Exception as error:
+        if isinstance(error, UnknownFieldError):
+            missing, read = error.field, f"reads `config.{error.field}`"
+            raise CheckError(_missing(cls, missing, read)) from error
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
+        text = (str(error).strip().splitlines() or ["no message"])[0][:200]
         raise CheckError(
-            f"{cls.__name__}({shown}) raised {type(error).__name__}: {_first_line(error)}; "
+            f"{cls.__name__}({shown}) raised {type(error).__name__}: {text}; "
             f"pass its arguments: --with name=value, or check({cls.__name__}, init={{…}})"
         ) from error
 
 
-def _unknown_fields(cls: type[nn.Module], error: UnknownFieldError) -> str:
-    """Say which fields of a configuration were read and could not be guessed, and how to give them.
-
-    The constructor stops at the first; the others are read from its source.
-    """
-    config = GuessedConfig(SIZES, {})
-    others = [name for name in _config_fields(cls) if not config.knows(name) and name not in error.known]
-    names = list(dict.fromkeys([error.field, *others]))
-    read = ", ".join(f"`config.{name}`" for name in names)
-    options = " ".join(f"{name}=…" for name in names)
-    init = ", ".join(f"{name!r}: …" for name in names)
+def _missing(cls: type, name: str, wants: str) -> str:
+    """Say how to give what cannot be guessed."""
     return (
-        f"{cls.__name__} reads {read}, which cannot be guessed: pass {'it' if len(names) == 1 else 'them'} "
-        f"with --with {options}, or check({cls.__name__}, init={{{init}}})"
+        f"{cls.__name__} {wants}, which cannot be guessed: pass it with --with {name}=…, "
+        f"or check({cls.__name__}, init={{{name!r}: …}})"
     )
-
-
-def _config_fields(cls: type) -> list[str]:
-    """Return the fields of a configuration that the source of a class reads."""
-    try:
-        source = inspect.getsource(cls)
-    except (OSError, TypeError):
-        return []
-    return list(dict.fromkeys(re.findall(rf"\b(?:{'|'.join(_CONFIGS)})\.(\w+)\b(?!\s*[(=])", source)))
 
 
 def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
@@ -139,33 +122,25 @@ def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
 
 def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments with which to construct `cls`."""
-    parameters = parameters_of(cls)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    every = parameters_of(cls)
+    named = {n: p for n, p in every.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in every.values())
     arguments: dict[str, Any] = {}
-    used: set[str] = set()
-    for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
+    configured = False
+    for name, parameter in named.items():
         if name in init:
             arguments[name] = init[name]
-            used.add(name)
-        elif (config := _config(cls, name, init, sizes)) is not None:
-            arguments[name] = config
-            used.update(init)
+        elif name in _CONFIGS:
+            arguments[name], configured = _config(cls, name, init, sizes), True
         elif (guess := _guess(cls, name, parameter, sizes)) is not None:
             arguments[name] = guess
         elif parameter.default is parameter.empty:
-            raise CheckError(
-                f"{cls.__name__} needs `{name}`, which cannot be guessed: pass it with --with {name}=…, "
-                f"or check({cls.__name__}, init={{{name!r}: …}})"
-            )
-    unknown = [name for name in init if name not in used]
-    if unknown and takes_any:
-        arguments.update({name: init[name] for name in unknown})
-    elif unknown:
-        accepted = ", ".join(name for name in parameters if name != "self")
+            raise CheckError(_missing(cls, name, f"needs `{name}`"))
+    unknown = [] if configured else [name for name in init if name not in named]
+    if unknown and not takes_any:
+        accepted = ", ".join(name for name in every if name != "self")
         raise CheckError(f"{cls.__name__} takes no `{unknown[0]}`; it takes {accepted or 'no arguments'}")
-    return arguments
+    return arguments | {name: init[name] for name in unknown}
 
 
 def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
@@ -193,45 +168,44 @@ def _is_own_depth(meaning: str | None, default: Any) -> bool:
 
 def depth_left_out(cls: type, init: dict[str, Any]) -> str:
     """Return how many layers `build` gives a model that has more, or may: "2 of 24 layers"; else ""."""
-    small = SIZES["layers"]
-    configs = [_config_class(cls, name) for name in parameters_of(cls) if name in _CONFIGS]
-    for owner in [cls, *(kind for kind in configs if kind is not None)]:
+    small, configs = SIZES["layers"], [name for name in parameters_of(cls) if name in _CONFIGS]
+    kinds = [_config_class(cls, name) for name in configs]
+    for owner in [cls, *(kind for kind in kinds if kind is not None)]:
         for name, parameter in parameters_of(owner).items():
-            if (
-                vocabulary.size(name) != "layers"
-                or name in init
-                or _is_own_depth("layers", parameter.default)
-            ):
+            default = parameter.default
+            if vocabulary.size(name) != "layers" or name in init or _is_own_depth("layers", default):
                 continue
-            known = type(parameter.default) is int and parameter.default > small
-            return f"{small} of {parameter.default} layers" if known else f"{small} layers"
-    read = [name for name in _config_fields(cls) if vocabulary.size(name) == "layers" and name not in init]
-    return f"{small} layers" if read and None in configs else ""
+            known = type(default) is int and default > small
+            return f"{small} of {default} layers" if known else f"{small} layers"
+    return f"{small} layers" if None in kinds else ""
 
 
 def _config_class(cls: type, name: str) -> type | None:
     """Return the class of a constructor's configuration; None if it is not known."""
-    return _transformers_config(cls) or annotated_class(cls, name)
+    home, _, file = cls.__module__.rpartition(".")
+    # That of a Transformers attention often has no annotation.
+    if home.startswith("transformers.models.") and file.startswith("modeling_"):
+        module = importlib.import_module(f"{home}.{file.replace('modeling_', 'configuration_', 1)}")
+        for kind in vars(module).values():
+            own = isinstance(kind, type) and kind.__module__ == module.__name__
+            if own and kind.__name__.endswith("Config"):
+                return cast(type, kind)
+    return annotated_class(cls, name)
 
 
 def _config(cls: type, name: str, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
     """Return a small configuration for an argument called `config`, of its annotated class if it has one."""
-    if name not in _CONFIGS:
-        return None
     kind = _config_class(cls, name)
-    if kind is not None and not issubclass(kind, dict):
-        return _construct_config(kind, init, sizes)
-    return GuessedConfig(sizes, init)
-
-
-def _transformers_config(cls: type) -> type | None:
-    """Return the configuration class of a Transformers attention, which often has no annotation."""
-    home, _, file = cls.__module__.rpartition(".")
-    if not home.startswith("transformers.models.") or not file.startswith("modeling_"):
-        return None
-    module = importlib.import_module(f"{home}.{file.replace('modeling_', 'configuration_', 1)}")
-    kinds = [k for k in vars(module).values() if isinstance(k, type) and k.__module__ == module.__name__]
-    return next((k for k in kinds if k.__name__.endswith("Config")), None)
+    if kind is None or issubclass(kind, dict) or not (is_dataclass(kind) or parameters_of(kind)):
+        return GuessedConfig(sizes, init)
+    small: dict[str, Any] = {}
+    for name, parameter in parameters_of(kind).items():
+        meaning, own = vocabulary.size(name), parameter.default
+        if meaning in _SMALL and not isinstance(own, bool) and not _is_own_depth(meaning, own):
+            small[name] = sizes[meaning]
+        if name in init:
+            small[name] = init[name]
+    return kind(**small)
 
 
 # The sizes that are small in a configuration whatever its defaults are.
@@ -239,27 +213,12 @@ _SMALL = {"width", "heads", "groups", "length", "head_width", "dropout", "vocabu
 _SMALL |= {"inner_width", "keep"}
 
 
-def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
-    if not (is_dataclass(kind) or parameters_of(kind)):
-        return GuessedConfig(sizes, init)
-    small: dict[str, Any] = {}
-    for name, parameter in parameters_of(kind).items():
-        meaning = vocabulary.size(name)
-        if name in init:
-            small[name] = init[name]
-        elif _is_own_depth(meaning, parameter.default):
-            continue
-        elif meaning in _SMALL and not isinstance(parameter.default, bool):
-            small[name] = sizes[meaning]
-    return kind(**small)
-
-
 class UnknownFieldError(AttributeError):
     """A field of a guessed configuration that cannot be guessed. An AttributeError, for `hasattr`."""
 
-    def __init__(self, field: str, known: Collection[str]) -> None:
+    def __init__(self, field: str) -> None:
         super().__init__(f"config.{field} cannot be guessed: pass it with --with {field}=…")
-        self.field, self.known = field, set(known)  # `known` are the fields that the caller gave
+        self.field = field
 
 
 class GuessedConfig(SimpleNamespace):
@@ -268,13 +227,11 @@ class GuessedConfig(SimpleNamespace):
     def __init__(self, sizes: dict[str, Any] | None = None, init: dict[str, Any] | None = None) -> None:
         super().__init__(**(init or {}))
         self.__dict__["_sizes"] = sizes or {}  # `copy` makes one without arguments, then fills it
-        self.__dict__["_read"] = {}
 
-    def knows(self, name: str) -> bool:
-        """Return whether a field is given or can be guessed."""
-        return name in self.__dict__ or self._guess(name) is not UNKNOWN
-
-    def _guess(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        # copy and pickle look for methods such as __deepcopy__.
+        if name.startswith("__"):
+            raise AttributeError(name)
         meaning, sizes = vocabulary.size(name), self.__dict__["_sizes"]
         if meaning in sizes:
             return sizes[meaning]
@@ -284,17 +241,7 @@ class GuessedConfig(SimpleNamespace):
             return self  # a part of the configuration
         if name == "model_type":
             return None  # minGPT's GPT takes either this or the sizes
-        return UNKNOWN
-
-    def __getattr__(self, name: str) -> Any:
-        # copy and pickle look for methods such as __deepcopy__.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if (value := self._guess(name)) is UNKNOWN:
-            raise UnknownFieldError(name, self.__dict__)
-        if value is not self:
-            self.__dict__["_read"][name] = value
-        return value
+        raise UnknownFieldError(name)
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -304,12 +251,7 @@ class GuessedConfig(SimpleNamespace):
         return getattr(self, name, default)
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        fields = ", ".join(f"{name}={value!r}" for name, value in (given | self.__dict__["_read"]).items())
-        return f"a configuration with {fields}" if fields else "a configuration of which nothing was read"
-
-
-UNKNOWN = object()
+        return "a configuration"
 
 
 def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
@@ -324,7 +266,3 @@ def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
         return None
     choices = [c for c in typing.get_args(hint) if c is not type(None)] or [hint]
     return choices[0] if isinstance(choices[0], type) else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:200]
