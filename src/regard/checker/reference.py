@@ -90,15 +90,15 @@ def pair_with_reference(
     if "causal" in subject.arguments and "causal" in theirs.arguments:
         always["flag"] = options.get("causal") is True
     theirs_session = prepare_reference(theirs, subject, always, options)
-    calls = [
-        _open_session(call, theirs_session.cases, options)
-        for call in _calls(subject, theirs_session.subject, options)
-    ]
-    if theirs.layout in HEADS and all(call.understanding.first.answer is None for call in calls):
-        # A kernel may take only lengths and widths of certain multiples.
-        wide = replace(theirs_session.cases, multiple=64, powers=True)
+    wide = replace(theirs_session.cases, multiple=64, powers=True)
+    # A kernel may take only lengths and widths of certain multiples.
+    for cases in (theirs_session.cases, wide) if theirs.layout in HEADS else (theirs_session.cases,):
+        ways = _calls(subject, theirs_session.subject, options)
+        calls = [_open_session(call, cases, options) for call in ways]
+        if any(call.understanding.first.answer is not None for call in calls):
+            break
+    if calls[0].cases is wide:
         theirs_session = _open_session(theirs_session.subject, wide, options)
-        calls = [_open_session(call.subject, wide, options) for call in calls]
     references = [theirs_session]
     # Code without a flag is always causal or never, so that the reference is asked both ways.
     if "causal" in theirs.arguments and "causal" not in subject.arguments:
