@@ -239,9 +239,8 @@ def _refill(container: Any, contents: Any) -> None:
 
 def error_place(error: BaseException | None, target: Callable[..., Any]) -> str:
     """Return " (kernel.py, line 31)", the last line of the author's file on the way to an error, or ""."""
-    code = _code(target)
-    lines = [frame.lineno for frame in _frames(error) if code and frame.filename == code.co_filename]
-    return f" ({Path(code.co_filename).name}, line {lines[-1]})" if code and lines else ""
+    frames = _author_frames(error, target)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def lines_reached(error: BaseException | None, target: Callable[..., Any]) -> int:
@@ -251,24 +250,19 @@ def lines_reached(error: BaseException | None, target: Callable[..., Any]) -> in
     the one whose error tells the author most.
     """
     code = _code(target)
-    inside = [
-        frame.lineno
-        for frame in _frames(error)
-        if code and (frame.filename, frame.name) == (code.co_filename, code.co_name)
-    ]
-    return inside[0] or 0 if inside else 0
+    inside = [f.lineno or 0 for f in _author_frames(error, target) if code and f.name == code.co_name]
+    return inside[0] if inside else 0
 
 
-def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
-    """Return the frames of an error and then of its causes: Triton's interpreter wraps a kernel's error."""
-    frames: list[traceback.FrameSummary] = []
-    seen: set[int] = set()
-    # A chain of causes may be a circle.
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        frames += traceback.extract_tb(error.__traceback__)
+def _author_frames(error: BaseException | None, target: Callable[..., Any]) -> list[traceback.FrameSummary]:
+    """Return the frames of an error and then of its causes that are in the file of the code under test."""
+    code, seen = _code(target), list[BaseException]()
+    # Triton's interpreter wraps a kernel's error. A chain of causes may be a circle.
+    while error is not None and error not in seen:
+        seen.append(error)
         error = error.__cause__
-    return frames
+    frames = [frame for error in seen for frame in traceback.extract_tb(error.__traceback__)]
+    return [frame for frame in frames if code is not None and frame.filename == code.co_filename]
 
 
 def _code(target: Callable[..., Any]) -> CodeType | None:

@@ -295,8 +295,6 @@ class Subject:
                 f"{self.name} returned {describe_result(result)}; expected a tensor, (output, weights) or "
                 "(output, lse)"
             )
-        B, T, S = question.q.shape[0], question.q.shape[-2], question.k.shape[-2]
-        H = question.q.shape[1] if question.q.ndim == 4 else None
         outputs = [(i, x) for i, t in enumerate(tensors) if (x := self._as_output(t, question)) is not None]
         if not outputs:
             wanted = spell(self.layout if self.layout in SEQUENCES else self.layout.replace("D", "E"))
@@ -304,21 +302,24 @@ class Subject:
                 f"returned {', '.join(str(tuple(t.shape)) for t in tensors)}; expected an output {wanted} "
                 f"for {question.shapes()}"
             )
+        B, T, S = question.q.shape[0], question.q.shape[-2], question.k.shape[-2]
+        H = question.q.shape[1] if question.q.ndim == 4 else 1
         # Of several candidates for the output, one with S columns is less likely: it may be the weights.
         index, output = next(((i, x) for i, x in outputs if x.shape[-1] != S), outputs[0])
-        weights = lse = None
-        for i, t in enumerate(tensors):
-            if i == index or not t.dtype.is_floating_point:
-                continue
-            # Scores may be negative. Tensors on the meta device have a shape and no numbers.
-            if t.shape[-2:] == (T, S) and (t.is_meta or not bool((t < 0).any())):
-                fits = t.numel() % (B * T * S) == 0
-                # Of several, weights are those whose rows sum to 1: T5Attention returns its biases before.
-                if fits and (weights is None or (not t.is_meta and rows_sum_to_one(t))):
-                    weights = t.reshape(B, -1, T, S)
-            elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
-                lse = t.reshape(B, H or 1, T)
-        return Answer(output, weights, lse)
+        others = [t for i, t in enumerate(tensors) if i != index and t.dtype.is_floating_point]
+        # Scores may be negative. Tensors on the meta device have a shape and no numbers.
+        matrices = [t for t in others if t.shape[-2:] == (T, S) and (t.is_meta or not bool((t < 0).any()))]
+        rows = [t for t in others if not any(t is matrix for matrix in matrices)]
+        lses = [t for t in rows if t.shape[-1:] == (T,) and t.numel() == B * H * T]
+        matrices = [t for t in matrices if t.numel() % (B * T * S) == 0]
+        # Of several, weights are those whose rows sum to 1: T5Attention returns its biases before.
+        summed = [t for t in matrices if not t.is_meta and rows_sum_to_one(t)]
+        weights = [*summed[-1:], *matrices]
+        return Answer(
+            output,
+            weights[0].reshape(B, -1, T, S) if weights else None,
+            lses[0].reshape(B, H, T) if lses else None,
+        )
 
     def _as_output(self, t: Tensor, question: Question) -> Tensor | None:
         """Return a tensor as an output in the question's layout, or None if its shape does not fit."""
