@@ -164,7 +164,8 @@ def _describe_end(end: str, phase: str, place: str, spec: str, timeout: float, m
             'script (a training loop?) under if __name__ == "__main__":, or allow more time with --timeout',
         }.get(
             phase,
-            f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: --timeout {timeout * 4:g}",
+            f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: "
+            f"--timeout {timeout * 4:g}",
         )
     doing = {"starting": "Python and PyTorch were starting", "importing": f"{place} was being imported"}
     sentence = f"the process {end} while {doing.get(phase, f'{spec} was being checked')}"

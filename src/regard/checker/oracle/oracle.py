@@ -7,6 +7,7 @@ file knows questions and wirings; it does not know the code under test.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
