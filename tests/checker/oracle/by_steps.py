@@ -1,4 +1,4 @@
-"""The right answer to a question by `regard.attention.steps`, to which the variant without a mistake is held."""
+"""The right answer to a question by `regard.attention.steps`: the variant without a mistake must give it."""
 
 import torch
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import regard
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Affine, Rotation, Wiring

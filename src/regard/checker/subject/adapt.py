@@ -28,7 +28,7 @@ from regard.checker.subject.call_tensors import (
 from regard.checker.subject.construct import SIZES, build
 from regard.checker.subject.kernel_layouts import KernelLayout
 from regard.checker.subject.kernel_recognition import recognize_layouts
-from regard.checker.subject.reply import FunctionState
+from regard.checker.subject.source import FunctionState
 from regard.checker.subject.subject import Subject
 
 # Values for required arguments, by their meaning, that ask for plain attention.

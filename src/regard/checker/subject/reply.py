@@ -1,21 +1,13 @@
-"""What a call of a subject gave: the output or the error, where that was raised, and what the call changed.
-
-A module is copied for a fresh start; a function cannot be. So what it could change (globals, a closure,
-defaults, attributes, a memo) is remembered before its first call and put back.
-"""
+"""What a call of a subject gave: the output or the error, where that was raised, and what it overwrote."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import re
 import traceback
-import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -146,95 +138,6 @@ class WatchedCall:
         finally:
             after = {name: torch.as_tensor(x).detach() for name, x in watched.items()}
             self.overwritten = tuple(name for name in after if not torch.equal(before[name], after[name]))
-
-
-_ABSENT = object()
-_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
-
-
-class FunctionState:
-    """The state of a function as it is now, which `restore` brings back."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._restorers: list[Callable[[], object]] = []
-        self._seen: set[int] = set()
-        called: Any = inspect.unwrap(getattr(function, "func", function))  # of a functools.partial
-        if not isinstance(called, types.FunctionType):  # an object that is called
-            self._remember(getattr(called, "__dict__", {}), "")
-            # The method itself, whose code can be read; callable() would only tell that there is one.
-            called = getattr(type(called), "__call__", None)  # noqa: B004
-        if isinstance(called, types.FunctionType):
-            self._remember(called, called.__module__)
-
-    def restore(self) -> None:
-        """Bring back the state."""
-        for restore in self._restorers:
-            restore()
-
-    def _remember(self, value: Any, module: str) -> None:
-        """Remember what code of this module can change in a value that it uses."""
-        if id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
-        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
-            self._restorers.append(partial(_rewrite, value, value.detach().clone()))
-        elif isinstance(value, dict | list | set | deque):
-            self._restorers.append(partial(_refill, value, value.copy()))
-            for part in value.values() if isinstance(value, dict) else value:
-                if isinstance(part, Tensor):
-                    self._remember(part, "")
-        # functools.cache keeps the function that it wraps here.
-        inner = getattr(value, "__wrapped__", value)
-        if getattr(inner, "__module__", None) != module or isinstance(value, type):
-            return
-        if isinstance(inner, types.FunctionType):
-            if _PACKAGES.search(inner.__code__.co_filename):
-                return
-            self._remember_names(inner)
-        # A memo of functools.cache can be emptied, but not put back.
-        if hasattr(value, "cache_clear"):
-            self._restorers.append(value.cache_clear)
-        self._remember(getattr(inner, "__dict__", None), "")
-
-    def _remember_names(self, function: types.FunctionType) -> None:
-        """Remember defaults, and what the names in a function's code are bound to."""
-        for value in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
-            self._remember(value, "")
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it is empty
-                value = cell.cell_contents
-                self._restorers.append(partial(setattr, cell, "cell_contents", value))
-                self._remember(value, function.__module__)
-        for name in set(names_in(function.__code__)):
-            value = function.__globals__.get(name, _ABSENT)
-            self._restorers.append(partial(_bind, function.__globals__, name, value))
-            self._remember(value, function.__module__)
-
-
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that a function's code uses, also in functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
-
-
-def _bind(names: dict[str, Any], name: str, value: Any) -> None:
-    if value is _ABSENT:
-        names.pop(name, None)
-    else:
-        names[name] = value
-
-
-def _rewrite(tensor: Tensor, numbers: Tensor) -> None:
-    if not torch.equal(tensor, numbers):
-        tensor.detach().copy_(numbers)
-
-
-def _refill(container: Any, contents: Any) -> None:
-    container.clear()
-    (container.extend if isinstance(container, list | deque) else container.update)(contents)
 
 
 def error_place(error: BaseException | None, target: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""The author's source text, the numbers in it, and the names of a model's parts.
+"""The author's source text, the numbers in it, the state that it keeps, and the names of a model's parts.
 
 A number is only a candidate, for a window, a cap or a rotary base. It counts once the oracle has reproduced
 the code's numbers with it.
@@ -11,19 +11,23 @@ import contextlib
 import functools
 import inspect
 import io
+import itertools
 import re
 import textwrap
 import tokenize
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.checker.subject import vocabulary
-from regard.checker.subject.reply import names_in
-from regard.checker.subject.subject import Subject
+
+if TYPE_CHECKING:
+    from regard.checker.subject.subject import Subject
 
 # Br and Bc are FlashAttention's own names.
 BLOCK_NAME = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I)
@@ -33,12 +37,11 @@ _BLOCK_CONSTANT = re.compile(r"(?:block|bucket|chunk|tile)\w*\s*(?::\s*[\w.]+\s*
 
 def source_of(subject: Subject) -> str:
     """Return the source of a function or class with the helpers that it uses, or "" if there is none."""
-    return "\n".join(_source(code) for code in _codes(subject))
+    return "\n".join(_source(code) for code in _codes(subject.target))
 
 
-def _codes(subject: Subject) -> list[Any]:
+def _codes(target: Any) -> list[Any]:
     """Return the code under test: a function or the classes of modules, and helpers of the same file."""
-    target = subject.target
     if isinstance(target, nn.Module):
         kinds = [type(part) for part in target.modules() if not type(part).__module__.startswith("torch.")]
         own = [base for kind in kinds for base in kind.__mro__ if base.__module__ == kind.__module__]
@@ -129,7 +132,7 @@ def _values(subject: Subject) -> Iterator[Any]:
         config = getattr(getattr(part, "config", None), "__dict__", {})
         for values in (vars(part), config, part._parameters, part._buffers):
             yield from values.values()
-    for code in _codes(subject):
+    for code in _codes(subject.target):
         yield from _contents(code)
         yield from (node.value for node in _nodes(_source(code)) if isinstance(node, ast.Constant))
 
@@ -146,7 +149,7 @@ def whole_numbers(subject: Subject) -> list[int]:
     Defaults of parameters that are known sizes, such as `d_model=512`, are not among them.
     """
     found = [n for _, n in _constants(subject)]
-    for code in _codes(subject):
+    for code in _codes(subject.target):
         nodes, sizes = _nodes(_source(code)), set[ast.AST]()
         for node in (node for node in nodes if isinstance(node, ast.arguments)):
             # Defaults belong to the last arguments.
@@ -160,7 +163,7 @@ def whole_numbers(subject: Subject) -> list[int]:
 
 def _constants(subject: Subject) -> Iterator[tuple[str, int]]:
     """Yield the whole numbers among the globals that the code reads, and in classes of its file, by name."""
-    for code in _codes(subject):
+    for code in _codes(subject.target):
         for method in _functions(code):
             read = {name: method.__globals__.get(name) for name in set(names_in(method.__code__))}
             for kind in [*read.values(), *(method.__defaults__ or ())]:
@@ -204,3 +207,84 @@ def model_sentence(parts: list[str]) -> str:
     """Return what to do with a model that holds these attentions."""
     shown = re.sub(r"\.(\d+)", r"[\1]", parts[0])
     return f"this is a model: hand over `.{shown}`, or use regard.capture to see its attention"
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that a function's code uses, also in functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+_ABSENT = object()
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
+
+
+class FunctionState:
+    """What a function can change: globals, a closure, defaults, attributes, a memo. `restore` brings it back.
+
+    A module is copied for a fresh start; a function cannot be.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._restorers: list[Callable[[], object]] = []
+        called = getattr(function, "func", function)  # of a functools.partial
+        if not inspect.isroutine(called):  # an object that is called
+            self._remember(getattr(called, "__dict__", None))
+        for method in itertools.chain(*map(_functions, _codes(function))):
+            if not _PACKAGES.search(method.__code__.co_filename):
+                self._remember_names(method)
+
+    def restore(self) -> None:
+        """Bring back the state."""
+        for restore in self._restorers:
+            restore()
+
+    def _remember_names(self, function: types.FunctionType) -> None:
+        """Remember what a function's names are bound to, and what is in it."""
+        values: list[Any] = [function.__dict__, *(function.__defaults__ or ())]
+        values += (function.__kwdefaults__ or {}).values()
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                values.append(cell.cell_contents)
+                self._restorers.append(partial(setattr, cell, "cell_contents", cell.cell_contents))
+        for name in set(names_in(function.__code__)):
+            values.append(function.__globals__.get(name, _ABSENT))
+            self._restorers.append(partial(_bind, function.__globals__, name, values[-1]))
+        for value in values:
+            self._remember(value)
+            own = getattr(value, "__module__", None) == function.__module__
+            # A memo of functools.cache can be emptied, but not put back.
+            if own and hasattr(value, "cache_clear"):
+                self._restorers.append(value.cache_clear)
+            elif own and not isinstance(value, type):
+                self._remember(getattr(value, "__dict__", None))
+
+    def _remember(self, value: Any) -> None:
+        """Remember what is in a container or a tensor."""
+        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
+        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
+            self._restorers.append(partial(_rewrite, value, value.detach().clone()))
+        elif isinstance(value, dict | list | set | deque):
+            self._restorers.append(partial(_refill, value, value.copy()))
+            for part in value.values() if isinstance(value, dict) else value:
+                if isinstance(part, Tensor):
+                    self._remember(part)
+
+
+def _bind(names: dict[str, Any], name: str, value: Any) -> None:
+    if value is _ABSENT:
+        names.pop(name, None)
+    else:
+        names[name] = value
+
+
+def _rewrite(tensor: Tensor, numbers: Tensor) -> None:
+    if not torch.equal(tensor, numbers):
+        tensor.detach().copy_(numbers)
+
+
+def _refill(container: Any, contents: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(contents)

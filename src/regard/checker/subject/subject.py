@@ -37,7 +37,8 @@ from regard.checker.subject.call_tensors import (
     to_device,
 )
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout
-from regard.checker.subject.reply import CallMonitor, FunctionState, OutputShapeError, Reply, WatchedCall
+from regard.checker.subject.reply import CallMonitor, OutputShapeError, Reply, WatchedCall
+from regard.checker.subject.source import FunctionState
 
 
 @dataclass
