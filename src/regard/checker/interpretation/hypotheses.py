@@ -161,27 +161,27 @@ def _wired(base: Intent, **changes: Any) -> Intent | None:
 
 
 def _in_window(n: int, base: Intent) -> Intent | None:
-    if base.causal:
-        return replace(base, window=n)
-    return replace(base, rule=window_rule(n, ahead=n - 1))
+    return replace(base, window=n) if base.causal else replace(base, rule=window_rule(n, ahead=n - 1))
 
 
 def _with_prefix(n: int, base: Intent) -> Intent | None:
     return replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
 
 
+_MASKS: dict[str, Callable[[int, Intent], Intent | None]] = {
+    "in a window of {}": _in_window,
+    "in chunks of {}": lambda n, base: replace(base, rule=chunks(n)),
+    "with a visible prefix of {}": _with_prefix,
+    "in buckets of {} that also see the bucket before": lambda n, base: replace(base, rule=looking_back(n)),
+}
+
+
 def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
     # A number may leave out the query's own key.
     named = {int(n) + more for n in numbers if n == int(n) for more in (0, 1)}
     sizes = [n for n in sorted({2, 3, 4, 5, 6} | named) if 1 < n < longest - 1]
-    for n in sizes:
-        yield Feature("mask", f"in a window of {n}", partial(_in_window, n))
-    for n in sizes:
-        yield Feature("mask", f"in chunks of {n}", partial(_meant, rule=chunks(n)))
-        yield Feature("mask", f"with a visible prefix of {n}", partial(_with_prefix, n))
-    for n in sizes:
-        words = f"in buckets of {n} that also see the bucket before"
-        yield Feature("mask", words, partial(_meant, rule=looking_back(n)))
+    for (words, change), n in itertools.product(_MASKS.items(), sizes):
+        yield Feature("mask", words.format(n), partial(change, n))
 
 
 def _caps(numbers: list[float]) -> Iterator[Feature]:

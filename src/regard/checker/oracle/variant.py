@@ -308,20 +308,18 @@ class AttentionVariant:
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
         """Apply the mask to the scores in the way that `masking` names."""
-        how = self.masking
-        if how in ("fill", "scaled"):
+        if self.masking in ("fill", "scaled"):
             return scores.masked_fill(~allowed, self.fill)
-        if how == "add fill":
-            return scores + (~allowed).to(scores) * self.fill
-        if how == "add":
-            return scores + allowed.to(scores)
-        if how == "add hidden":
-            return scores + (~allowed).to(scores)
-        if how == "multiply":
-            return scores * allowed.to(scores)
-        if how == "nan":
-            return scores + (~allowed).to(scores) * -torch.inf
-        return scores  # "after": see `_normalise`
+        seen, hidden = allowed.to(scores), (~allowed).to(scores)
+        if self.masking == "multiply":
+            return scores * seen
+        added = {
+            "add fill": hidden * self.fill,
+            "add": seen,
+            "add hidden": hidden,
+            "nan": hidden * -torch.inf,
+        }
+        return scores + added.get(self.masking, 0.0)  # "after": see `_normalise`
 
     def _normalise(
         self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None, scale: float
