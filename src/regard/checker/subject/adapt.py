@@ -23,6 +23,7 @@ from regard.checker.subject.call_tensors import (
     arguments_of,
     copy_module,
     is_required,
+    missing_argument,
     parameters_of,
 )
 from regard.checker.subject.construct import SIZES, build
@@ -325,14 +326,6 @@ def _read_signature(
         elif key in required and meaning not in _SUPPLIED:
             raise CheckError(missing_argument(name, key))
     return positional, inputs, arguments, extra
-
-
-def missing_argument(name: str, key: str) -> str:
-    """Say how to pass an argument of a call that cannot be guessed."""
-    return (
-        f"{name} needs `{key}` in its call, which cannot be guessed: pass it with --call {key}=…, or "
-        f"check({name}, call={{{key!r}: …}}); a tensor by its shape, as {key}=randn(B,T)"
-    )
 
 
 def _first_tensors(

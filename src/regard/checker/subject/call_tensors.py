@@ -162,6 +162,14 @@ def is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and not variable
 
 
+def missing_argument(name: str, key: str) -> str:
+    """Say how to pass an argument of a call that cannot be guessed."""
+    return (
+        f"{name} needs `{key}` in its call, which cannot be guessed: pass it with --call {key}=…, or "
+        f"check({name}, call={{{key!r}: …}}); a tensor by its shape, as {key}=randn(B,T)"
+    )
+
+
 def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, or of a module's forward pass."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

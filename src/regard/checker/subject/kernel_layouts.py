@@ -67,13 +67,14 @@ class KernelLayout(ABC):
         # Only a scale without a default has a name in this layout.
         usual = question.q.shape[-1] ** -0.5
         arguments = self.encode(question) | {"scale": usual if question.scale is None else question.scale}
+        arguments["device"] = torch.device(device)
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
         keywords = {name: to_device(value, device) for name, value in (options | encoded).items()}
         result = target(**keywords)
         tensors = list(tensors_in_result(result))
         if not tensors and "out" in self.names:  # it wrote into the tensor that it was given
             tensors = [keywords[self.names["out"]]]
-        if not tensors:
+        if not tensors and not (self.makes_mask and result is None):
             raise RuntimeError(f"it returned {type(result).__name__}; expected a tensor or (output, lse)")
         return self.decode([to_device(t, "cpu") for t in tensors], question)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import is_required, parameters_of
+from regard.checker.subject.call_tensors import is_required, missing_argument, parameters_of
 from regard.checker.subject.framework_layouts import InterfaceLayout, MaskInterfaceLayout, ModLayout
 from regard.checker.subject.kernel_layouts import KernelLayout, TensorLayout
 
@@ -47,7 +47,7 @@ def recognize_layouts(
     # Every mask function of Transformers takes these two.
     if "mask_function" in order and "kv_length" in order:
         names = _by_meaning(order, _MASK_MEANINGS)
-        _refuse_unknown(parameters, {*names.values(), *init})
+        _refuse_unknown(function, {*names.values(), *init})
         asked = {"causal": "mask_function", "mask": "mask_function", "padding": names.get("padding", "")}
         return [MaskInterfaceLayout(names)], {m: name for m, name in asked.items() if name}
     names = _by_meaning(order, _MEANINGS)
@@ -65,7 +65,7 @@ def recognize_layouts(
         scale not in parameters or parameters[scale].default is inspect.Parameter.empty
     ):
         layouts = [replace(layout, names=layout.names | {"scale": scale}) for layout in layouts]
-    _refuse_unknown(parameters, {*layouts[0].names.values(), *options.values(), *init})
+    _refuse_unknown(function, {*layouts[0].names.values(), *options.values(), *init})
     return layouts, options
 
 
@@ -147,11 +147,8 @@ _CACHE_LENGTHS = (
 _QUERY_FORMS = (("BTHD", False), ("BHTD", False), ("BHD", False), ("BTHD", True), ("BHTD", True))
 
 
-def _refuse_unknown(parameters: dict[str, inspect.Parameter], known: set[str]) -> None:
+def _refuse_unknown(function: Callable[..., Any], known: set[str]) -> None:
     """Raise `CheckError` for a required argument whose meaning is not known."""
-    for name, p in parameters.items():
-        if is_required(p) and name not in known:
-            raise CheckError(
-                f"it needs `{name}` in its call, which cannot be guessed: pass it with --call {name}=…, or "
-                f"check(…, call={{{name!r}: …}})"
-            )
+    for name, parameter in parameters_of(function).items():
+        if is_required(parameter) and name not in known:
+            raise CheckError(missing_argument(getattr(function, "__name__", "the kernel"), name))
