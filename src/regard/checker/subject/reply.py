@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.checker.errors import error_line
 from regard.checker.oracle.question import Answer
 from regard.support.torch_internals import TorchDispatchMode, tree_leaves
 
@@ -113,8 +114,7 @@ class Reply:
     @property
     def error_line(self) -> str:
         """The error in one line."""
-        text = (str(self.error).strip().splitlines() or [""])[0]
-        return f"{type(self.error).__name__}: {text}"[:240]
+        return "" if self.error is None else error_line(self.error)
 
 
 class WatchedCall:
