@@ -91,6 +91,7 @@ def test_clean():
 """
 
 
+@pytest.mark.at_length("test_what_was_patched_is_named")
 def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", "--randomly-seed=25", tmp_path]
