@@ -3,7 +3,8 @@
 One saved page, that with the model, stands for all that are embedded, and what cache policies keep is not
 measured for it. The pages of most mistakes have only their headings, and those of a folder share one tree of
 navigation. `make test` reads this site; `make test-all` and `make docs` build the whole one. The page of a
-picture that it leaves out imports Transformers; what it shows is tested with the model of `scripts.digits_vit`.
+picture that it leaves out imports Transformers; what it shows is tested with the model of
+`scripts.digits_vit`.
 
     python -m tests.quick_site FOLDER
 """
