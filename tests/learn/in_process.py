@@ -52,7 +52,7 @@ def with_form(number: int, form: str) -> tuple[Lesson, Task, str]:
 
 @cache
 def judge_form(number: int, form: str) -> Outcome:
-    """Judge one task of a lesson whose solution has another form of a function or class, once for all tests."""
+    """Judge one task of a lesson with another form of a function or class, once for all tests."""
     return judge_one(*with_form(number, form))
 
 

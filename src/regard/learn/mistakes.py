@@ -26,8 +26,8 @@ _MODEL_MISTAKES = (
     # Of a head
     ModelMistake(
         "dropout-on-values",
-        "In training no weight is dropped. Dropout of a weight takes a whole token from a query; dropout of the "
-        "values takes single numbers from each token.",
+        "In training no weight is dropped. Dropout of a weight takes a whole token from a query; dropout of "
+        "the values takes single numbers from each token.",
         "weights = self.dropout(weights), after the softmax, and nowhere else",
     ),
     # Of a block
