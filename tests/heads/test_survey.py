@@ -108,20 +108,6 @@ def test_windows_hold_the_corpus_in_order(corpus: Path) -> None:
     assert sum(len(batch.ids) for batch in batches(corpus, letters, 33, 2, max_windows=5)) == 5
 
 
-def test_a_short_corpus_is_one_window(tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("home")
-    assert next(batches(tmp_path / "short.txt", letters, 100, 4)).ids.tolist() == [letters("home")]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"", "is empty"), (b"\xff\xfe", "UTF-8"), (b"a\0b", "zero bytes")]
-)
-def test_what_is_no_text(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        list(batches(tmp_path / "bad", letters, 8, 1))
-
-
 def test_a_survey_is_what_describe_says_of_all_windows(
     corpus: Path, reader: SurveyModel, tmp_path: Path
 ) -> None:
@@ -246,15 +232,6 @@ def test_another_survey_is_not_continued(
         survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
     survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, fresh=True)
     assert out.exists()
-
-
-def test_where_it_cannot_write_is_said_before_the_work(
-    corpus: Path, reader: SurveyModel, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=r"\.json, \.csv or \.parquet"):
-        survey(reader, SurveyPlan(corpus), tmp_path / "out.txt", ranks=RANKS)
-    with pytest.raises(ValueError, match="folder that exists"):
-        survey(reader, SurveyPlan(corpus), tmp_path / "no" / "out.csv", ranks=RANKS)
 
 
 def command(folder: Path, corpus: Path, out: Path, processes: int = 1) -> list[str]:
