@@ -23,7 +23,6 @@ from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import result_path
 from regard.support.file_lock import InUseError, LostLockError
 from regard.support.processes import Processes
-from tests.patience import HANGING
 from tests.sampling import share
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
@@ -259,19 +258,6 @@ def run_here(command: list[str]) -> str:
     done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
     return done.output
-
-
-@pytest.mark.at_length("test_joined_shards_have_the_bytes_of_one_survey")
-def test_two_processes_and_one_write_the_same_survey(folder: Path, long_corpus: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
-    assert "8 heads over" in run_here(command(folder, long_corpus, one))
-    done = subprocess.run(
-        command(folder, long_corpus, two, 2), capture_output=True, text=True, check=False, timeout=HANGING
-    )
-    assert done.returncode == 0, done.stderr
-    assert "8 heads over" in done.stderr
-    assert_same(one, two)
-    assert one.read_text().startswith("stack,layer,head,kv_head,label,")
 
 
 @pytest.mark.at_length("test_a_survey_that_was_killed_goes_on_to_the_same_bits")

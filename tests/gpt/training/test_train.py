@@ -24,11 +24,10 @@ import torch
 
 import regard
 from regard.gpt import GPT
-from regard.gpt.training import checkpoints
 from regard.gpt.training import train as training_module
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
-from regard.gpt.training.optimizer import learning_rate, make_optimizers
+from regard.gpt.training.optimizer import learning_rate
 from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingRun, train
 from regard.support.file_lock import InUseError, LostLockError
@@ -146,29 +145,6 @@ def wait_for_steps(process: BaseProcess, metrics: Path, steps: int) -> None:
         before = now
 
 
-@pytest.mark.at_length("test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits")
-def test_a_few_steps_at_a_time_are_the_same_run(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped every few steps and after the last one, as by Ctrl-C, and resumed."""
-    take_step = TrainingRun._take_step
-
-    def then_ctrl_c(self: TrainingRun, *rest: Any) -> None:
-        take_step(self, *rest)
-        if self.step % 10 == 0:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(TrainingRun, "_take_step", then_ctrl_c)
-    folder, runs = tmp_path / "stopped", 1
-    while not run(folder, resume=True).finished:
-        runs += 1
-    assert runs == 1 + SETTINGS.steps // 10
-    assert losses(folder) == losses(undisturbed)
-    last = checkpoints.load(folder)
-    assert last is not None
-    assert last.state["evaluated_step"] == SETTINGS.steps, "the evaluation after the last stop is saved"
-
-
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,20 +247,6 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
     assert [x for _, x in small] == pytest.approx([x for _, x in large], rel=1e-5)
 
 
-def test_half_precision_where_asked(tmp_path: Path) -> None:
-    run(tmp_path / "run", settings=replace(SETTINGS, steps=20, precision="bfloat16"))
-    exact = dict(losses(tmp_path / "run"))
-    assert exact[20] < exact[0]
-    assert GPT.from_pretrained(tmp_path / "run", dtype=None).token_embedding.weight.dtype == torch.float32
-
-
-@pytest.mark.at_length("test_attend_is_one_graph_which_keeps_the_path_of_its_first_call")
-def test_a_model_compiles_to_one_graph() -> None:
-    model, windows = GPT(config(dropout=0.0, positions="rotary")), torch.zeros(2, 9, dtype=torch.long)
-    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(whole(windows[:, :-1]), model(windows[:, :-1]))
-
-
 def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
     before = {path.name: path.read_bytes() for path in undisturbed.iterdir()}
     with pytest.raises(ValueError, match="holds a run at step 30: add --resume"):
@@ -299,13 +261,6 @@ def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
     with pytest.raises(ValueError, match="corpus: expected"):
         train(config(), other, undisturbed, SETTINGS, resume=True, device="cpu", quiet=True)
     assert {path.name: path.read_bytes() for path in undisturbed.iterdir()} == before
-
-
-def test_a_finished_run_stays_finished(undisturbed: Path) -> None:
-    before = (undisturbed / METRICS_FILE).read_text()
-    best = min(line["validation"] for line in map(json.loads, before.splitlines()) if "validation" in line)
-    assert run(undisturbed, resume=True) == (30, True, best)
-    assert (undisturbed / METRICS_FILE).read_text() == before
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path: Path, undisturbed: Path) -> None:
@@ -362,20 +317,6 @@ def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
     assert rates[55] == pytest.approx(0.55)
     assert rates[100] == pytest.approx(0.1)
     assert rates[10:] == sorted(rates[10:], reverse=True)
-
-
-def test_muon_serves_the_matrices_of_the_blocks() -> None:
-    model = GPT(config())
-    settings = replace(SETTINGS, optimizer="muon", learning_rate=4e-3, min_learning_rate=1e-3)
-    by_adamw, by_muon = make_optimizers(model, settings)
-    served = [
-        weight for optimizer in (by_adamw, by_muon) for g in optimizer.param_groups for weight in g["params"]
-    ]
-    assert {id(weight) for weight in served} == {id(weight) for weight in model.parameters()}
-    assert len(served) == len(list(model.parameters()))
-    matrices = {id(weight) for weight in model.blocks.parameters() if weight.ndim == 2}
-    assert {id(weight) for weight in by_muon.param_groups[0]["params"]} == matrices
-    assert [(g["highest"], g["lowest"]) for g in by_muon.param_groups] == [(0.02, 0.005)]
 
 
 def test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits(
@@ -442,24 +383,6 @@ def overshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.at_length("test_a_folder_with_a_run_is_left_alone")
-def test_the_model_of_another_run_does_not_stay(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even until the next evaluation, if the resumed run is stopped before it."""
-    folder = tmp_path / "run"
-    stop_after(monkeypatch, step=22, number=signal.SIGTERM)
-    stop_after(monkeypatch, step=24, number=signal.SIGTERM)
-    assert run(folder)[:2] == (22, False)
-    best = model_files(folder)
-    run(tmp_path / "other", settings=replace(SETTINGS, steps=1, seed=2))
-    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
-    assert run(folder, resume=True)[:2] == (24, False)
-    assert model_files(folder) == best
-    assert run(folder, resume=True).finished
-    assert model_files(folder) == model_files(undisturbed)
-
-
 def test_a_live_run_refuses_a_second_and_has_its_model_at_its_end_though_it_is_deleted(
     overshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,14 +438,3 @@ def test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next(
     assert contents(folder) == left
     assert losses(folder) == losses(undisturbed)
     assert model_files(folder) == model_files(undisturbed)
-
-
-@pytest.mark.at_length("test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next")
-@pytest.mark.parametrize("step", share([3, 14, 29], 3, turn=2))
-def test_a_run_whose_folder_was_removed_does_not_make_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    at_step(monkeypatch, step, lambda: shutil.rmtree(tmp_path / "run"))
-    with pytest.raises(LostLockError):
-        run(tmp_path / "run")
-    assert list(tmp_path.iterdir()) == []
