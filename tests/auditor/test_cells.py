@@ -59,25 +59,6 @@ def test_cells_are_counted_as_in_dense_masks(seed: int, T: int, block: int) -> N
     assert found.first == (Cell(*shown.nonzero()[0].tolist()) if found.number else None)
 
 
-def test_more_keys_than_queries_are_counted_from_the_end() -> None:
-    assert cells_beyond(regard.full, regard.causal, (1, 1, 2, 5)) == (1, Cell(0, 0, 4))
-
-
-def test_two_tensors_are_compared_in_every_block() -> None:
-    shown, hidden = torch.zeros(40, 40).bool(), torch.zeros(40, 40).bool()
-    shown[3, 39] = True
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", 16)
-        found = cells_beyond(regard.tensor_mask(shown), regard.tensor_mask(hidden), (1, 1, 40, 40))
-    assert found == (1, Cell(0, 3, 39))
-
-
-def test_rows_of_padding_do_not_count() -> None:
-    rows = torch.tensor([[True, False, False]])
-    assert cells_beyond(regard.full, regard.causal, (1, 1, 3, 3), rows) == (2, Cell(0, 0, 1))
-    assert cells_beyond(regard.full, regard.causal, (1, 1, 3, 3), torch.zeros(1, 3).bool()) == NO_CELLS
-
-
 def test_long_texts_need_no_square_matrix() -> None:
     T = 32_768
     ids = torch.arange(T)[None] // 5000

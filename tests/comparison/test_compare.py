@@ -15,7 +15,6 @@ import regard
 from regard.comparison import aligned_maps
 from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import align
-from regard.gpt import GPT
 from regard.recorder import Capture
 from tests.captures import layer_of
 from tests.maps import drawn_maps
@@ -159,17 +158,6 @@ def test_two_texts_of_one_padded_batch() -> None:
         regard.compare(together, together, batch=(0, 1, 2))  # type: ignore[arg-type]
 
 
-def test_an_encoder_and_decoder_are_aligned_each_by_its_own_tokens() -> None:
-    model = made("T5")
-    a, b = (regard.capture(model, text=text, tokenizer=words()) for text in TEXTS[:2])
-    found = regard.compare(a, b)
-    assert set(found.alignments) == {"encoder", "decoder", "cross"}
-    rows, keys = found.alignments["cross"]
-    assert len(rows.a) == 1
-    assert len(keys.a) == 2  # a mat
-    assert found["cross.1", 0].shape == (1, 2)
-
-
 def test_only_shared_layers_and_heads_are_compared() -> None:
     model = made("Llama")
     options: dict[str, Any] = {"text": TEXTS[0], "tokenizer": words()}
@@ -203,24 +191,3 @@ def test_what_cannot_be_compared_is_refused() -> None:
     assert regard.compare(unknown[0], unknown[0]).heads[0].distance == 0
     with pytest.raises(ValueError, match=r"as many queries.*since the tokens are not known, got 5 and 4"):
         regard.compare(*unknown)
-
-
-def test_large_scores_keep_their_digits() -> None:
-    """Heads that are computed in float64 stay so at some positions."""
-    torch.manual_seed(0)
-    q, k = 30 * torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8)
-    m = regard.attention_map(q, k, mask=regard.causal)
-    assert bool(m.precise.large.any())
-    rows, keys = torch.arange(1, 12, 2), torch.arange(0, 12, 3)
-    exact = torch.where(
-        torch.ones(12, 12).tril().bool(), (q.double() @ k.double().mT) * 8**-0.5, -torch.inf
-    ).softmax(-1)
-    part = select_positions(m, rows, keys).to_dense()
-    torch.testing.assert_close(part.double(), exact[:, :, rows][..., keys], atol=1e-6, rtol=0)
-
-
-def test_the_included_model_on_two_prompts() -> None:
-    model = GPT.from_pretrained("default")
-    a, b = (regard.capture(model, text=f"Mary kept the {thing} lit.") for thing in ("lamp", "fire"))
-    assert [token.text for token in regard.compare(a, b).only_b] == [" fire"]
-    assert regard.compare(a, a).heads[0].distance < 1e-6

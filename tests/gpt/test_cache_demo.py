@@ -69,15 +69,6 @@ def test_it_ends_with_an_end_token_and_with_the_context() -> None:
     assert stopped == written[: written.index(written[2]) + 1]
 
 
-def test_the_model_is_left_as_it_was_also_when_nobody_reads_on() -> None:
-    gpt = model()
-    steps = compare_with_and_without_cache(gpt, PROMPT, tokens=5)
-    next(steps)
-    assert not torch.is_inference_mode_enabled()
-    steps.close()
-    assert all("attend" not in block.attention.__dict__ for block in gpt.blocks)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

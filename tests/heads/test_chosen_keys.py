@@ -5,7 +5,6 @@ import torch
 
 import regard
 from regard.heads import describe
-from regard.heads.measures.chosen_keys import columns, mass_on, sees, sees_any, several_columns, weights_on
 from regard.heads.measures.visibility import find_visibility
 
 T, S, B, H, G = 24, 30, 2, 4, 2
@@ -22,10 +21,6 @@ MASKS = {
 }
 
 
-def close(found, expected, within):
-    torch.testing.assert_close(found, expected, atol=within, rtol=0)
-
-
 @pytest.fixture(params=MASKS)
 def m(request):
     torch.manual_seed(0)
@@ -33,33 +28,6 @@ def m(request):
     q[:, 1] *= 9  # a head with scores that are computed in float64
     softcap = 3.0 if request.param == "window" else None
     return regard.attention_map(q, k, mask=MASKS[request.param], softcap=softcap)
-
-
-def test_columns_and_entries_are_those_of_the_matrix(m):
-    A = m.to_dense()
-    keys = torch.randint(-1, S, (B, H, 3))
-    expected = A.gather(3, keys.clamp(min=0).unsqueeze(2).expand(-1, -1, T, -1)) * (keys >= 0).unsqueeze(2)
-    close(several_columns(m, keys), expected, 2e-6)
-    close(columns(m, keys[..., 0]), expected[..., 0], 2e-6)
-    own = torch.randint(-1, S, (B, H, T))
-    expected = A.gather(3, own.clamp(min=0).unsqueeze(-1))[..., 0] * (own >= 0)
-    close(weights_on(m, own), expected, 2e-6)
-
-
-def test_one_head_of_uniform_attention_serves_all_heads(m):
-    uniform, keys = find_visibility(m).uniform, torch.randint(0, S, (B, H))
-    A = regard.heads.uniform(m).to_dense()
-    close(columns(uniform, keys), A.gather(3, keys[..., None, None].expand(-1, -1, T, 1))[..., 0], 2e-6)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.5])
-def test_mass_on_some_keys_and_who_sees_them(m, share):
-    is_key = torch.rand(B, H, S) < share
-    visible = (m.mask.tile(slice(0, T), slice(0, S), m.matrix)).expand(B, H, T, S)
-    close(mass_on(m, is_key), (m.to_dense() * is_key.unsqueeze(2)).sum(-1), 4e-6)
-    assert torch.equal(sees_any(m, is_key), (visible & is_key.unsqueeze(2)).any(-1))
-    keys = torch.arange(S).expand(B, H, 1, S)
-    assert torch.equal(sees(m, keys), visible)
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "both sides", "full"])

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import alibi, attention_map, capture, causal, padding, window
+from regard import alibi, attention_map, causal, padding, window
 from regard.gpt import GPT, Config
 from regard.heads import describe, study
-from regard.heads.measures.query_scores import TextScorer
 from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
 from tests.sampling import examples
@@ -93,22 +92,6 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
             if not sink or (1 - a[:, key] > 2e-3).logical_or(1 - a[:, key] < 1e-9).all():
                 assert score.without_sink == pytest.approx(rest[name], abs=1e-6, nan_ok=True), name
             assert not score.low > score.value + 1e-12
-
-
-def test_entropy_and_distance_without_the_sink() -> None:
-    T = 30
-    torch.manual_seed(0)
-    scores = torch.randn(1, 1, T, T, dtype=torch.float64)
-    scores[..., 2] += 4
-    m = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
-    row = describe([m], torch.arange(T)[None])[0, 0]
-    assert row.sink_key == 2
-    a = m.to_dense()[0, 0]
-    changed = torch.cat([a[:2], without(a, 2)[2:]])
-    entropy = -torch.special.xlogy(changed, changed).sum(-1)
-    back = torch.arange(T).view(-1, 1) - torch.arange(T)
-    assert row.scores["entropy"].without_sink == pytest.approx(entropy.mean().item())
-    assert row.scores["distance"].without_sink == pytest.approx((changed * back).sum(-1).mean().item())
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -219,18 +202,6 @@ def test_tokens_shuffled_by_label_and_by_the_model() -> None:
     assert by_model[0, 0].label == "induction"
 
 
-def test_known_statistics_give_the_same_table() -> None:
-    model = small()
-    ids = torch.randint(0, 40, (1, 60))
-    maps = model.maps(ids)
-    table = describe(maps, ids)
-    known = describe(maps, ids, statistics=[m.summary(8, 8) for m in maps])
-    for row, other in zip(table, known, strict=True):
-        assert row.labels == other.labels
-        for name, score in row.scores.items():
-            assert score == pytest.approx(other.scores[name], abs=1e-5, nan_ok=True)
-
-
 def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
     seen: list[Tensor] = []
 
@@ -256,28 +227,6 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
     assert row.label == "induction"
     assert row.scores["induction_on_repeats"].value == pytest.approx(1, abs=1e-4)
     assert row.scores["induction_on_repeats"].null < 0.1
-
-
-def test_a_capture_has_its_heads() -> None:
-    model = small()
-    ids = torch.randint(0, 40, (1, 40))
-    seen = capture(model, inputs={"input_ids": ids})
-    frame = seen.heads().to_pandas()
-    assert len(frame) == 8
-    assert frame["kv_head"].tolist() == [0, 0, 1, 1] * 2
-    wanted = describe(model.maps(ids), ids)
-    assert frame["induction"].tolist() == pytest.approx(
-        [row.scores["induction"].value for row in wanted], abs=1e-5
-    )
-
-
-def test_layers_on_two_devices_do_not_share_a_scorer() -> None:
-    ids, q = torch.arange(12)[None], torch.zeros(1, 2, 12, 4)
-    m = attention_map(q, q, mask=causal)
-    scorer = TextScorer(m, ids)
-    assert scorer.fits(attention_map(q + 1, q, mask=causal), ids)
-    elsewhere = AttentionMap(q=q.to("meta"), k=q.to("meta"), lse=m.lse.to("meta"), mask=m.mask, scale=m.scale)
-    assert not scorer.fits(elsewhere, ids)
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -22,17 +22,6 @@ def test_twenty_five_tokens_four_times_after_a_start() -> None:
     assert len({tuple(row.tolist()) for row in body[:, 0]}) == 10
 
 
-def test_draws_are_the_same_every_time() -> None:
-    assert torch.equal(repeated(100, seed=3), repeated(100, seed=3))
-    assert not torch.equal(repeated(100, seed=3), repeated(100, seed=4))
-    assert repeated(100).shape == (10, 100)
-
-
-def test_too_few_tokens_to_draw_from() -> None:
-    with pytest.raises(ValueError, match="tokens: expected a whole number from 1 to 24"):
-        repeated(25, tokens=25)
-
-
 def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not() -> None:
     def maps(ids: Tensor) -> list[AttentionMap]:
         T = ids.shape[1]

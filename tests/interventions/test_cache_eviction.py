@@ -67,13 +67,6 @@ def test_every_layer_evicts_its_own_random_keys(model: GPT) -> None:
     assert not torch.allclose(found[0][1], found[1][1])
 
 
-def test_the_loss_stands_beside_that_of_random_keys(model: GPT) -> None:
-    found = regard.effect(model, [text(1), text(2)], regard.evict("best", 12), draws=2)
-    assert found.edits == ("all layers with 12 keys by best",)
-    assert len(found.baseline) == 2
-    assert abs(found.value) < min(abs(x) for x in found.baseline)
-
-
 def test_what_cannot_be_evicted_is_refused_in_a_sentence(model: GPT) -> None:
     with pytest.raises(ValueError, match="got 'h3'"):
         regard.evict("h3", 8)

@@ -36,30 +36,6 @@ def test_joined_bins_are_the_reductions_of_their_spans(pick: Any) -> None:
     close(tops, torch.stack([part.amax(0).clamp(min=0) for part in parts]))
 
 
-@given(st.data())
-def test_places_go_back_to_their_positions(pick: Any) -> None:
-    n = pick.draw(st.integers(1, 60))
-    drawn = pick.draw(spans(n))
-    bins = make_bins(drawn.bounds(), 7, CPU, pad=True, interleave=pick.draw(st.booleans()))
-    x = torch.arange(1.0, n + 1)
-    assert torch.equal(bins.by_position(bins.select(x), n), x * (drawn.membership(n) >= 0))
-
-
-@pytest.mark.parametrize(
-    ("n", "count", "width"), [(4096, 256, 16), (4000, 256, 16), (4096, 1, 512), (100, 100, 1), (1000, 3, 334)]
-)
-def test_almost_equal_bins_are_equal_in_every_side(n: int, count: int, width: int) -> None:
-    bins = make_bins(equal_bounds(n, count), 512, CPU, pad=True)
-    assert {side.width for side in bins.sides} == {width}
-    assert len(bins.places) < 1.1 * n
-
-
-def test_a_huge_bin_beside_small_ones_is_not_padded_to() -> None:
-    bins = make_bins(torch.tensor([[0, 1, 2], [1, 2, 400]]), 512, CPU, pad=True)
-    assert bins.padding is None
-    assert len(bins.places) == 400
-
-
 @pytest.mark.parametrize("sizes", [(64, 50), (63, 50), (7, 9)], ids=str)
 @pytest.mark.parametrize(
     "mask", [regard.full, regard.causal, regard.causal & regard.window(90), ~regard.causal], ids=str

@@ -210,17 +210,6 @@ def test_a_layer_that_reads_the_cache_of_another_is_captured(engine: PagedEngine
     assert_captured(text, engine, tmp_path / "0", 9)
 
 
-def test_a_request_of_embeddings_has_no_tokens(engine: PagedEngine, tmp_path: Path) -> None:
-    text = engine.add("0", 9, 9)
-    engine.runner.requests["0"] = SimpleNamespace(
-        **vars(text) | {"prompt_token_ids": None}, num_prompt_tokens=9
-    )
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 9))
-    assert capture.finish()["0"]["certified"]
-    assert regard.load(tmp_path / "0").ids is None
-
-
 def test_metadata_of_another_version_ends_the_capture_and_not_the_engine(
     engine: PagedEngine, tmp_path: Path
 ) -> None:
@@ -247,29 +236,6 @@ def test_an_error_ends_the_capture_and_not_the_engine(
     with pytest.raises(RuntimeError, match="ended before it was stopped: the disk is full"):
         capture.finish()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "reason"),
-    [("output_scale", torch.ones(1), "quantised by the same kernel"), ("is_causal", False, "see later keys")],
-)
-def test_what_cannot_be_read_ends_the_capture(
-    engine: PagedEngine, tmp_path: Path, setting: str, value: Any, reason: str
-) -> None:
-    engine.add("0", 4, 4)
-    setattr(engine, setting, value)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 4))
-    with pytest.raises(RuntimeError, match=reason):
-        capture.finish()
-
-
-def test_layers_are_chosen_by_number_or_name(engine: PagedEngine, tmp_path: Path) -> None:
-    for chosen in (1, "1", "model.layers.1.self_attn.attn"):
-        capture = EngineCapture(engine.runner, engine.modules, tmp_path, layers=[chosen])
-        assert [layer.layer_id.number for layer in capture.watched.values()] == [1]
-    with pytest.raises(ValueError, match=r"layers: expected some of model\.layers\.0"):
-        EngineCapture(engine.runner, engine.modules, tmp_path, layers=[7])
 
 
 def test_a_layer_that_cannot_be_read_is_missing_by_name(engine: PagedEngine, tmp_path: Path) -> None:

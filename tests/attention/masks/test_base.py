@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard import causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
-from regard.attention.masks.grid import block_table, extremes, grid, one_block
+from regard.attention.masks.grid import block_table, extremes, one_block
 from tests.strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, sizes
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
@@ -175,18 +175,6 @@ def test_simplified_means_the_same(drawn):
     assert before is None or torch.equal(before.expand(drawn.n.matrix), after.expand(drawn.n.matrix))
 
 
-def test_simplified_leaves_out_what_allows_everything():
-    assert (causal & window(8)).simplified((8, 8)) is causal
-    assert (causal & window(8)).simplified((1, 8)) is full
-    assert causal.simplified((1, 5)) is full
-    assert causal.top_left.simplified((5, 5)) is causal
-    assert causal.top_left.simplified((5, 6)) == causal.top_left
-    assert (padding([5, 5]) & causal).simplified((2, 1, 5, 5)) is causal
-    assert (causal & window(4)).simplified((8, 8)) == causal & window(4)
-    assert (window(8) | prefix(3)).simplified((8, 8)) is full
-    assert rule(lambda b, h, q, k: q > k).simplified((6, 3)) is not full  # some queries stand before all keys
-
-
 @given(sized_masks(), st.data())
 def test_narrowed_is_the_rule_for_some_sequences_and_heads(drawn, data):
     n = drawn.n
@@ -250,13 +238,6 @@ def test_de_morgan_and_friends(data):
 )
 def test_names(mask, name):
     assert str(mask) == repr(mask) == name
-
-
-def test_a_rule_bears_the_name_of_its_function():
-    def diagonal(b, h, q, k):
-        return q == k
-
-    assert str(rule(diagonal) | causal) == "rule(diagonal) | causal"
 
 
 @given(sized_masks())
@@ -336,13 +317,6 @@ def test_a_span_that_is_none_is_refused(span):
         ValueError, match=r"rows: expected a slice, a range or a 1-D tensor of whole indices, got"
     ):
         causal.tile(span, range(3), (2, 3))
-
-
-def test_the_grid_counts_positions_from_the_end_of_the_keys():
-    at = grid(slice(1, 3), range(0, 5, 2), (2, 3, 4, 6))
-    assert at.q.flatten().tolist() == [3, 4]
-    assert at.k.flatten().tolist() == [0, 2, 4]
-    assert [x.shape for x in at[:4]] == [(2, 1, 1, 1), (1, 3, 1, 1), (1, 1, 2, 1), (1, 1, 1, 3)]
 
 
 @given(data=st.data(), S=st.integers(0, 40), pairs=st.integers(1, 30))
