@@ -82,18 +82,6 @@ def test_chunks_and_single_tokens_of_two_requests_become_two_captures(
     assert assert_captured(two, engine, tmp_path / "1", 8).boundary == 5
 
 
-def test_a_finished_request_is_written_before_the_end(engine: PagedEngine, tmp_path: Path) -> None:
-    engine.add("0", 6, 6)
-    engine.add("1", 6, 6, seed=1)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 6))
-    engine.end("0")
-    engine.step(("1", 0, 6))
-    assert list(capture.written) == ["0"]
-    assert regard.load(tmp_path / "0").certificate.certified
-    capture.finish()
-
-
 def test_a_preempted_request_is_computed_again_and_each_row_is_stored_once(
     engine: PagedEngine, tmp_path: Path
 ) -> None:
