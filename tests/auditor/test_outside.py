@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 import regard
@@ -147,23 +146,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     model.eval()
-
-
-def test_a_part_without_an_implementation_is_left_alone() -> None:
-    """The configuration of Dbrx's attention is a part of its own, which says none."""
-    config = transformers.DbrxConfig(
-        vocab_size=100,
-        d_model=32,
-        n_heads=4,
-        n_layers=1,
-        max_seq_len=32,
-        attn_config={"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
-        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
-        pad_token_id=0,
-    )
-    model = transformers.DbrxForCausalLM(config).eval()
-    assert "eager" in regard.audit(model, tokens()).outside.answers
-    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

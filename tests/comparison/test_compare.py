@@ -12,21 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.comparison import aligned_maps
-from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import align
 from regard.recorder import Capture
 from tests.captures import layer_of
-from tests.maps import drawn_maps
 from tests.recorder.text_models import TEXTS, made, words
 
 ids = st.lists(st.integers(0, 4), max_size=9)
-
-
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aligned_maps, "TILE_NUMBERS", 30)
-    monkeypatch.setattr(aligned_maps, "MAX_SIDE", 4)
 
 
 def longest(a: list[int], b: list[int]) -> int:
@@ -46,44 +37,6 @@ def test_an_alignment_is_a_longest_common_subsequence(a: list[int], b: list[int]
     assert all(a[i] == b[j] for i, j in pairs)
     assert all(i < k and j < m for (i, j), (k, m) in pairwise(pairs))
     assert len(pairs) == longest(a, b)
-
-
-@given(data=st.data(), drawn=drawn_maps.maps())
-def test_a_map_at_some_positions_is_that_part_of_the_dense_matrix(data: st.DataObject, drawn: Any) -> None:
-    m, A, _ = drawn
-    _, _, T, S = m.matrix
-    rows, keys = (torch.tensor(sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))) for n in (T, S))
-    part = select_positions(m, rows, keys)
-    expected = A[:, :, rows][..., keys]
-    torch.testing.assert_close(part.to_dense(), expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(part.received(), expected.sum(-2), atol=1e-10, rtol=0)
-    pooled = part.pool([0, len(rows)], [0, len(keys)])
-    torch.testing.assert_close(pooled[..., 0, 0], expected.sum(-1).mean(-1), atol=1e-10, rtol=0)
-
-
-@pytest.mark.usefixtures("small_tiles")
-@given(data=st.data(), drawn=drawn_maps.maps(), seed=st.integers(0, 99))
-def test_the_distance_of_two_rows_is_the_mass_that_has_to_move(
-    data: st.DataObject, drawn: Any, seed: int
-) -> None:
-    """The second map has the mask of the first, other queries, and no sink logits."""
-    m, A, (x, _) = drawn
-    _, _, T, S = m.matrix
-    q = torch.randn(x.q.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    other = regard.attention_map(q, x.k, mask=m.mask)
-    B = other.to_dense()
-    keys = torch.tensor(sorted(data.draw(st.sets(st.integers(0, S - 1), min_size=1))))
-    parts = [select_positions(each, torch.arange(T), keys) for each in (m, other)]
-    shared = len(keys) == S
-    found = total_variation(*parts, shared_a=shared, shared_b=shared)
-    left = [j for j in range(S) if j not in keys.tolist()]
-    # The sink logit is one more key; the keys that are not shared are others in each.
-    on_logit = (A.sum(-1) - (A.sum(-1) > 0).double()).abs()
-    expected = (A[..., keys] - B[..., keys]).abs().sum(-1) + A[..., left].sum(-1) + B[..., left].sum(-1)
-    if m.sinks is not None:
-        empty = A.sum(-1) == 0
-        expected = expected + torch.where(empty, 1.0, on_logit)
-    torch.testing.assert_close(found, expected / 2, atol=1e-9, rtol=0)
 
 
 def dense_distance(A: Tensor, B: Tensor, pairs: list[tuple[int, int]]) -> Tensor:

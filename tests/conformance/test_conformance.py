@@ -54,7 +54,7 @@ def test_a_right_program_is_right(folder, tmp_path):
 
 
 # In every run one that makes NaN, which is told apart from NaN of other causes.
-@pytest.mark.parametrize("name", dict.fromkeys([*share(WRONG, 28), "zero-times-infinity"]))
+@pytest.mark.parametrize("name", dict.fromkeys([*share(WRONG, 56), "zero-times-infinity"]))
 def test_a_wrong_line_is_named_first(folder, tmp_path, name):
     judgement = judge_program(folder, tmp_path / "results.safetensors", WRONG[name])
     assert judgement.verdict == "wrong"
@@ -145,7 +145,7 @@ def test_every_two_features_are_in_one_case_or_left_out_with_a_reason():
     assert untested_pairs(make_cases()) == UNTESTED.keys()
 
 
-@pytest.mark.parametrize("name", share(UNNAMED, 8))
+@pytest.mark.parametrize("name", share(UNNAMED, 16))
 def test_a_kernel_that_is_wrong_in_a_corner_is_not_called_right(folder, tmp_path, name):
     """None of these is a mistake of the catalogue; each is right in most cases."""
     lines, where = UNNAMED[name]

@@ -65,14 +65,6 @@ def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: boo
     )
 
 
-def test_greedy_is_the_best_token_each_time() -> None:
-    model, ids = small("llama"), torch.tensor([PROMPTS[0]])
-    with torch.no_grad():
-        for _ in range(10):
-            ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(model.generate(ids[:, :8], max_new_tokens=10), ids)
-
-
 def test_the_result_has_the_type_of_the_prompt() -> None:
     model = with_text(small("llama"))
     row = model.generate([1, 2, 3], max_new_tokens=4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from regard import causal, documents, window
+from regard import causal, window
 from regard.gpt import GPT
 from tests.gpt.architectures import ARCHITECTURES, small
 from tests.sampling import combine
@@ -74,15 +74,6 @@ def test_windows_limit_how_far_a_token_looks() -> None:
     assert differs.tolist() == [4 <= i <= 10 for i in range(20)]
 
 
-def test_a_mask_narrows_every_layer() -> None:
-    """Two documents in one row are read as each of them alone, up to learned positions."""
-    model, ids = small("llama"), random_ids(1, 12)
-    with torch.no_grad():
-        packed = model(ids, mask=documents(torch.tensor([[0] * 5 + [1] * 7])))
-        assert torch.allclose(packed[:, :5], model(ids[:, :5]), rtol=1e-4, atol=1e-5)
-        assert torch.allclose(packed[:, 5:], model(ids[:, 5:]), rtol=1e-4, atol=1e-5)
-
-
 @names
 def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
     model, ids = small(name), random_ids()
@@ -106,16 +97,6 @@ def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
             first.attention(first.attention_norm(x)),
             atol=1e-5,
         )
-
-
-def test_a_new_model_starts_as_gpt2_does() -> None:
-    model = GPT(small("gpt2", d_model=96, num_layers=8).config)
-    first = model.blocks[0]
-    assert first.attention.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert first.attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
-    assert first.feed_forward.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
-    assert not first.attention.qkv.bias.any()
-    assert torch.equal(model.norm.weight, torch.ones(96))
 
 
 @pytest.mark.parametrize(

@@ -169,21 +169,6 @@ def test_a_map_of_one_text_on_another_has_only_what_makes_sense() -> None:
     assert table["cross.0", 1].sink_key == int(whole.mean(0).argmax())
 
 
-def test_the_last_queries_of_a_text_score_as_they_do_in_the_whole() -> None:
-    torch.manual_seed(0)
-    T = 50
-    q, k = torch.randn(1, 2, T, 8), torch.randn(1, 2, T, 8)
-    ids = torch.randint(0, 8, (1, T))
-    cached = describe([attention_map(q[:, :, 20:], k, mask=causal)], ids)
-    sliced = describe([attention_map(q, k, mask=causal)[:, :, 20:]], ids)
-    for row, other in zip(cached, sliced, strict=True):
-        assert (
-            row.scores.keys() == other.scores.keys() >= {"induction", "eviction", "distance"} - {"eviction"}
-        )
-        for name, score in row.scores.items():
-            assert score[:3] == pytest.approx(other.scores[name][:3], abs=1e-5, nan_ok=True)
-
-
 def test_tokens_shuffled_by_label_and_by_the_model() -> None:
     torch.manual_seed(0)
     ids = repeats(20, 100)

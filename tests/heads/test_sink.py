@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import regard
-from regard.heads import describe
 from regard.heads.measures.sink import find_sink_keys
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
@@ -43,12 +42,3 @@ def _same_in_all_views(seen: Capture) -> None:
 @pytest.mark.parametrize("mask", [regard.causal, regard.full, regard.causal & regard.window(24)], ids=str)
 def test_made_heads_have_the_same_sink_in_every_view(T: int, mask: regard.Mask) -> None:
     _same_in_all_views(captured(T, mask=mask, seed=T))
-
-
-def test_padding_is_no_sink_in_any_view() -> None:
-    seen = captured(40)
-    seen.real = torch.ones(1, 40, dtype=torch.bool)
-    seen.real[0, :9] = False  # on the left, where the sink of these heads was
-    table = describe(seen.maps, seen.ids, attention_mask=seen.real)
-    assert all(row.sink_key is not None and row.sink_key >= 9 for row in table)
-    _same_in_all_views(seen)

@@ -109,16 +109,6 @@ def test_a_metric_of_your_own_and_the_difference_of_two_logits() -> None:
     assert own.metric == "third_logit"
 
 
-def test_progress_is_reported_and_the_model_restored() -> None:
-    model, ids = small().train(), texts()
-    frozen = next(model.children()).eval()
-    calls: list[tuple[int, int]] = []
-    regard.effect(model, ids, regard.ablate(0, 0), draws=2, report=lambda *x: calls.append(x))
-    assert calls == [(n, 12) for n in range(1, 13)]  # three texts: plain, edited, two draws
-    assert model.training
-    assert not frozen.training
-
-
 def test_which_tokens_count() -> None:
     ids = torch.tensor([5, 7, 5, 9, 7])
     assert select_tokens(ids, "repeated").tolist() == [False, False, True, False, True]

@@ -307,13 +307,3 @@ def test_the_share_of_chosen_keys_in_the_full_row() -> None:
     assert torch.allclose(m.share_of(regard.causal), (full * chosen).sum(-1), atol=1e-6)
     with pytest.raises(ValueError, match="last query"):
         m[:, :, 2:5].share_of(regard.causal)
-
-
-@pytest.mark.parametrize("S", [96, 600, 1300])
-def test_topk_of_many_keys(S: int) -> None:
-    """With more keys than are sorted at once, and a number that no strand divides."""
-    q, k = torch.randn(1, 2, 30, 8).double(), torch.randn(1, 1, S, 8).double()
-    m = regard.attention_map(q, k, mask=regard.causal)
-    found, expected = m.topk(3), m.to_dense().topk(3)
-    close(found.values, expected.values)
-    assert torch.equal(found.indices, expected.indices)

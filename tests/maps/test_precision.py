@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from benchmarks.exactness import DRAWS, MAGNITUDES, OPTIONS, draw, options, ratios
-from regard.maps import AttentionMap
+from benchmarks.exactness import DRAWS, MAGNITUDES, OPTIONS, draw, ratios
 from regard.maps.tile_passes.dense_rows import exact_rows
 
 
@@ -31,12 +30,6 @@ def test_whatever_a_map_gives_errs_less_than_three_times_as_much_as_eager_attent
     found = ratios(kind, option, magnitude, dtype, T, 60, D)
     # Of two ways to add up a dot product, either errs more by chance.
     assert max(found.values()) < 3, found
-
-
-def _large(**given: Any) -> AttentionMap:
-    torch.manual_seed(0)
-    q, k = draw("normal", 1e4, 20, 30, 8, torch.float32)
-    return regard.attention_map(q, k, mask=regard.causal, **given)
 
 
 def test_only_heads_with_large_scores_are_computed_in_float64() -> None:
@@ -66,37 +59,6 @@ def test_a_wrong_lse_shows(scores: float, sinks: bool) -> None:
     ):
         ratio = look(wrong).double().sum() / look(right).double().sum()
         assert abs(float(ratio) - torch.tensor(-0.25).exp()) < 1e-3
-
-
-@given(
-    magnitude=st.sampled_from([1e-2, 1.0, 30.0, 1e4, 1e7]),
-    option=st.sampled_from(OPTIONS),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    seed=st.integers(0, 2**20),
-)
-def test_exact_rows_are_those_of_a_float64_map(
-    magnitude: float, option: str, dtype: torch.dtype, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    q, k = draw("normal", magnitude, 25, 30, 8, dtype)
-    given = options(option, magnitude, 25, 30)
-    m, rows = regard.attention_map(q, k, **given), torch.tensor([0, 3, 24])
-    wide = {**given, "sinks": given["sinks"].double()} if "sinks" in given else given
-    true = regard.attention_map(q.double(), k.double(), **wide)
-    weights, lse = exact_rows(m, rows)
-    assert weights.dtype == lse.dtype == torch.float64
-    assert (weights - true.tile(rows)).abs().max() < 1e-12 * (1 + magnitude)
-    assert torch.allclose(lse, true.lse[:, :, rows], rtol=1e-13)
-    assert (m.lse[:, :, rows].double() - lse).abs().nan_to_num(0.0).max() < 8e-7 * (8 + 8 * magnitude)
-
-
-def test_values_of_half_precision_do_not_round_the_queries() -> None:
-    m, v = _large(), torch.randn(1, 2, 30, 4)
-    assert ((m @ v.bfloat16()).float() - m @ v).abs().max() < 0.05
-    q, k = draw("normal", 3.0, 20, 30, 8, torch.float32)
-    small = regard.attention_map(q, k)
-    assert not small.precise.large.any()
-    assert ((small @ v.bfloat16()).float() - small @ v.bfloat16().float()).abs().max() < 0.01
 
 
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])

@@ -164,14 +164,6 @@ def test_a_signed_map_stands_for_its_tensor_and_describes_itself() -> None:
         weighted.mean()
 
 
-def test_values_for_key_heads_multiply_a_signed_map() -> None:
-    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
-    m, u = regard.attention_map(q, k), torch.randn(2, 4, 6)
-    expected = (m.to_dense() * u[:, :, None]) @ v.repeat_interleave(2, 1)
-    assert torch.allclose(m.weighted(u) @ v, expected, atol=1e-5)
-    assert torch.allclose((m.weighted(u) - m) @ v, expected - m @ v, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("ask", "says"),
     [

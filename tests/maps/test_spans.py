@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import regard
 from regard.maps import Spans
-from regard.maps.tile_passes import head_pass
 from tests.maps.drawn_maps import cells, close, maps, small_tiles, spans  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
@@ -104,16 +103,3 @@ def test_bad_rows_and_cols(rows: Any, cols: Any, says: str) -> None:
         m.pool(rows, cols)
     with pytest.raises(ValueError, match=says):
         m.weighted(torch.ones(6)).pool(rows, cols)
-
-
-def test_spans_at_the_sizes_that_tiles_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the small tiles
-    monkeypatch.setattr(head_pass, "QUERIES", 512)
-    monkeypatch.setattr(head_pass, "KEYS", 512)
-    q, k = torch.randn(1, 2, 1300, 8).double(), torch.randn(1, 1, 1500, 8).double()
-    m = regard.attention_map(q, k, mask=regard.causal)
-    rows = Spans([0, 1, 2, 7, 900, 901], [1, 2, 5, 800, 901, 1300])
-    cols = Spans.from_edges([0, 1, 2, 3, 4, 1000, 1001, 1003, 1500])
-    both = m.pool(rows, cols, "both")
-    for found, expected in zip(both, cells(m.to_dense(), rows, cols), strict=True):
-        close(found, expected)

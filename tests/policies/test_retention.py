@@ -13,7 +13,7 @@ import regard
 from regard import policies
 from regard.policies import CacheState, SelectionState
 from regard.policies.retention import RetentionCurve
-from tests.captures import captured, hybrid
+from tests.captures import captured
 
 
 def test_one_policy_at_one_budget_has_every_query_and_both_baselines() -> None:
@@ -105,10 +105,6 @@ def test_windows_of_the_layers_are_measured_as_they_are() -> None:
         seen.retained("own", budget=16)
 
 
-def test_layers_without_a_cache_of_keys_are_left_out() -> None:
-    assert [key for key, _ in hybrid(24).retained("tova", budget=8).places] == [3]
-
-
 def test_without_values_there_are_shares_and_no_errors() -> None:
     found = captured(40, values=False).retained("tova", budget=8, baselines=False)
     assert found.share.shape == (2, 1, 4, 40)
@@ -137,18 +133,6 @@ def test_wrong_names_and_budgets_are_answered_with_a_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         captured(24).retained(policy, budget=budget)
-
-
-def test_a_policy_that_writes_to_its_positions_changes_no_cache() -> None:
-    def latest(cache: CacheState) -> Tensor:
-        scores = cache.positions.double()
-        cache.positions.zero_()
-        return scores
-
-    seen = captured(32)
-    found = seen.retained(latest, budget=8, every=1, baselines=False)
-    expected = torch.stack([m.mass(regard.window(8)) for m in seen]).double()
-    torch.testing.assert_close(found.share, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -263,23 +263,6 @@ def test_generation_with_a_compiled_step_is_captured(monkeypatch: pytest.MonkeyP
     torch._dynamo.reset()
 
 
-def test_another_thread_stays_compiled() -> None:
-    torch._dynamo.reset()
-    model = Plain()
-    graphs = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=backend)
-    with torch.no_grad(), regard.capture(model):
-        in_thread(torch.no_grad()(compiled), random_ids())
-        model(random_ids())
-    assert graphs
-    torch._dynamo.reset()
-
-
 @torch.no_grad()
 def test_the_certificate_covers_ids_and_text() -> None:
     model, ids = llama("sdpa"), random_ids()
@@ -464,16 +447,3 @@ def test_attention_that_compiled_code_hides_is_said_to_be_compiled() -> None:
         regard.capture(model, inputs=x)
     with torch.compiler.set_stance("force_eager"):  # as the message says
         assert regard.capture(model, inputs=x).certificate
-
-
-@pytest.mark.at_length("test_attention_that_compiled_code_hides_is_said_to_be_compiled")
-def test_a_compiled_function_around_the_model_is_said_not_to_run_it() -> None:
-    model, ids = Plain(), random_ids()
-    run = torch.compile(lambda ids: model(ids), backend="eager")
-    with torch.no_grad():
-        run(ids)
-        with (
-            pytest.raises(RuntimeError, match=r"did not run inside the block.* a compiled function"),
-            regard.capture(model),
-        ):
-            run(ids)

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from regard.gpt import GPT
-from regard.heads.needle_texts import NEEDLES
 from regard.reproduce import dormant, eviction, explanation, retrieval, rollout, sinks
-from regard.reproduce.record import RunOptions
-from regard.reproduce.trained_models import all_heads, read_texts
+from regard.reproduce.trained_models import read_texts
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +34,6 @@ def test_the_same_output_gives_the_same_prediction(model: GPT) -> None:
     found = explanation.replace_layer(model, text, 0, torch.Generator().manual_seed(0))
     assert found.same_output > 0.05
     assert found.same_change < 1e-4 < found.dealt_change
-
-
-def test_a_token_that_is_a_line_break_already_changes_nothing() -> None:
-    reader, (text,) = rollout.open_decoder(RunOptions(quick=True), {"texts": 1, "length": 12})
-    text[4] = reader.blank
-    changes = rollout.ablation(reader, text)
-    assert changes.shape == (11,)
-    assert changes[4] == pytest.approx(0.0, abs=1e-6)
-    assert float(changes[-1]) > 1e-3
-    found = rollout.explanations(reader, text)
-    assert all(scores.shape == (11,) for scores in found.values())
-    # A row of weights sums to 1, and what the last token keeps for itself is left out.
-    assert 0 < float(found["last layer"].sum()) < 1
-
-
-def test_answers_cost_more_without_all_heads(model: GPT) -> None:
-    contexts = retrieval.hide(model, NEEDLES[0], 64)
-    assert all(one.ids.shape[1] > 50 for one in contexts)
-    plain = retrieval.answer_losses(model, [contexts])
-    cut = retrieval.answer_losses(model, [contexts], all_heads(model))
-    assert plain.shape == (1,)
-    assert float(cut) > float(plain)
 
 
 def test_sinks_are_read_from_the_first_token(model: GPT) -> None:

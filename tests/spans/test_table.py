@@ -97,18 +97,6 @@ def test_a_text_of_a_padded_batch_has_the_table_that_it_has_alone(name: str) -> 
         together.spans([0, 2], batch=3)
 
 
-def test_rows_of_a_cached_text_are_numbered_as_its_tokens() -> None:
-    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 8, 4)
-    m = regard.attention_map(q, k, mask=regard.causal)
-    table = Capture([layer_of(m)]).spans([6, 8], [0, 8])
-    _, uniform = dense_table(m.to_dense()[0].double(), Spans([1], [3]), Spans([0], [8]))
-    torch.testing.assert_close(table.uniform.heads, uniform, atol=1e-6, rtol=0)
-    with pytest.raises(
-        ValueError, match="rows: expected spans of the text's 3 tokens, from 5 to 8, got 4 to 8"
-    ):
-        Capture([layer_of(m)]).spans([4, 8])
-
-
 def test_wrong_spans_are_refused() -> None:
     seen = captured(20, layers=1)
     with pytest.raises(

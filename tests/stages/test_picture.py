@@ -11,7 +11,6 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from regard.stages.example import TOKENS
 from regard.stages.figures.figure import draw_stages
 from regard.stages.figures.picture import check_figure_path, draw_heatmap, print_heatmap, save_figure
 from regard.support.cells import RAMP, ink, shade
@@ -83,27 +82,6 @@ def test_terminal_heatmap_has_colours_in_a_terminal() -> None:
     assert f"48;2;{red};{green};{blue}" in printed(colour=True)
 
 
-def test_the_panels_bear_the_numbers_of_the_stages_and_share_one_colour_scale() -> None:
-    figure = draw_stages()
-    figure.draw_without_rendering()
-    panels = [ax for ax in figure.axes if ax.get_title(loc="left")]
-    titles = [ax.get_title(loc="left").split("  ") for ax in panels]
-    assert [int(number) for number, _ in titles] == [1, 2, 3, 4, 5, 6, 6, 8]
-    norms = [ax.collections[0].norm for ax in panels]
-    assert {(norm.vmin, norm.vmax) for norm in norms} == {(0.0, 1.0)}
-    assert [len(ax.texts) - 1 for ax in panels] == [36, 36, 36, 21, 21, 21, 21, 21]  # and what is new
-    for ax in panels[4:]:  # the lower row has the labels of both
-        assert tuple(label.get_text() for label in ax.get_xticklabels()) == TOKENS
-        assert ax.get_xlabel() == "key (attended to)"
-    edges = figure.bbox
-    for ax in panels:
-        texts = [*ax.texts, *ax.get_xticklabels(), ax.xaxis.label, ax.yaxis.label, ax._left_title]
-        for text in texts:  # nothing is clipped
-            box = text.get_window_extent()
-            assert edges.x0 <= box.x0 <= box.x1 <= edges.x1
-            assert edges.y0 <= box.y0 <= box.y1 <= edges.y1
-
-
 def test_the_picture_in_the_documents_is_this_one() -> None:
     """`regard stages --save docs/images/stages.png` draws it again."""
     from PIL import Image, ImageChops, ImageStat
@@ -130,20 +108,6 @@ def test_a_figure_is_saved_by_its_suffix_the_same_every_time(
     assert first.read_bytes().startswith(start)
     assert first.read_bytes() == second.read_bytes()
     assert sorted(tmp_path.iterdir()) == [first, second]
-
-
-def test_a_figure_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
-    class Broken:
-        def savefig(self, path: str, **options: object) -> None:
-            Path(path).write_bytes(b"half a pict")
-            raise KeyboardInterrupt
-
-    old = tmp_path / "figure.png"
-    old.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt):
-        save_figure(Broken(), old)
-    assert old.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [old]
 
 
 def test_bad_paths_are_answered_before_any_work(tmp_path: Path) -> None:

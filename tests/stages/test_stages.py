@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
@@ -28,7 +27,6 @@ from regard.stages import (
     alibi_bias,
     check_against_pytorch,
     efficient_masking,
-    join_heads,
     naive_masking,
     rotate,
     simplified_self_attention,
@@ -127,16 +125,6 @@ def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
-def test_self_attention_takes_masks_of_a_batch() -> None:
-    layer, x = SelfAttention(8), torch.randn(2, 6, 8)
-    _, by_rule = layer(x, regard.padding([6, 4]))
-    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
-    _, by_tensor = layer(x, real[:, None, :].expand(2, 6, 6))
-    assert torch.equal(by_rule, by_tensor)
-    assert (by_rule[1, :, 4:] == 0).all()
-    assert (by_rule[0] > 0).all()
-
-
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
@@ -163,25 +151,6 @@ def test_dropout_acts_on_the_weights_in_training_only() -> None:
     multi = MultiHeadAttention(8, 8, 2, dropout=0.5)
     assert not torch.equal(multi(x), multi(x))
     assert torch.equal(multi.eval()(x), multi(x))
-
-
-def test_joined_heads_keep_mode_dropout_and_dtype() -> None:
-    separate = SeparateHeads(8, 6, 3, dropout=0.3).double().eval()
-    joined = join_heads(separate)
-    x = torch.randn(2, 5, 8, dtype=torch.float64)
-    torch.testing.assert_close(joined(x), separate(x), rtol=0, atol=1e-15)
-    assert not joined.training
-    assert joined.dropout.p == 0.3
-
-
-def test_cross_attention_reads_the_other_sequence() -> None:
-    layer = CrossAttention(8, d_context=5)
-    x, context = torch.randn(2, 3, 8), torch.randn(2, 7, 5)
-    out, weights = layer(x, context, regard.padding([7, 2]))
-    assert (out.shape, weights.shape) == ((2, 3, 8), (2, 3, 7))
-    assert (weights[1, :, 2:] == 0).all()
-    q, k, v = layer.W_q(x), layer.W_k(context), layer.W_v(context)
-    torch.testing.assert_close(layer(x, context)[0], F.scaled_dot_product_attention(q, k, v))
 
 
 def test_naive_masking_is_nan_where_the_past_underflows() -> None:

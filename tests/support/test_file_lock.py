@@ -183,6 +183,7 @@ for check, place in ((check_folder, folder), (check_folder, folder / "run"), (ch
 """
 
 
+@pytest.mark.at_length("test_a_link_in_place_of_the_lock_is_not_followed")
 def test_a_read_only_folder_is_reported_as_such() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o555)

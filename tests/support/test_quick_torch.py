@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 from regard.support.quick_torch import complete_torch, import_torch_quickly
@@ -23,6 +25,9 @@ print("torch._prims" in sys.modules, torch._meta_registrations.__file__ is not N
 """
 
 
+@pytest.mark.at_length(
+    "test_every_public_name_needs_only_torch_numpy_and_safetensors_and_a_model_no_compiler"
+)
 def test_the_kernels_for_shapes_are_imported_later() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False False", "True True (1, 1, 4, 8)"]

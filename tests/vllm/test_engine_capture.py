@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,18 +82,6 @@ def test_chunks_and_single_tokens_of_two_requests_become_two_captures(
     assert assert_captured(two, engine, tmp_path / "1", 8).boundary == 5
 
 
-def test_a_finished_request_is_written_before_the_end(engine: PagedEngine, tmp_path: Path) -> None:
-    engine.add("0", 6, 6)
-    engine.add("1", 6, 6, seed=1)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 6))
-    engine.end("0")
-    engine.step(("1", 0, 6))
-    assert list(capture.written) == ["0"]
-    assert regard.load(tmp_path / "0").certificate.certified
-    capture.finish()
-
-
 def test_a_preempted_request_is_computed_again_and_each_row_is_stored_once(
     engine: PagedEngine, tmp_path: Path
 ) -> None:
@@ -149,19 +136,6 @@ def test_after_a_cached_prefix_the_map_begins_at_the_first_query_that_ran(
     assert seen[0].shape == (1, HEADS, 5, 13)
 
 
-def test_keys_that_a_window_has_left_behind_may_be_overwritten(tmp_path: Path) -> None:
-    engine = PagedEngine(FlashAttentionImpl(window=6))
-    text = engine.add("0", 16, 40)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 16))
-    for i in range(16, 40):
-        if i % 4 == 0:  # a new block: the one that lies behind the window
-            text.blocks[i // 4] = text.blocks[i // 4 - 3]
-        engine.step(("0", i, i + 1))
-    capture.finish()
-    assert_captured(text, engine, tmp_path / "0", 40)
-
-
 @pytest.mark.parametrize(
     "fault", [{"scale": 0.42}, {"window": 7}, {"window": None}, {"softcap": None}, {"sinks": None}]
 )
@@ -208,18 +182,6 @@ def test_a_layer_that_reads_the_cache_of_another_is_captured(engine: PagedEngine
     engine.step(("0", 0, 9))
     capture.finish()
     assert_captured(text, engine, tmp_path / "0", 9)
-
-
-def test_metadata_of_another_version_ends_the_capture_and_not_the_engine(
-    engine: PagedEngine, tmp_path: Path
-) -> None:
-    engine.add("0", 4, 4)
-    capture = start(engine, tmp_path)
-    engine.runner.input_batch = SimpleNamespace()
-    step = capture._build(lambda *args: SimpleNamespace(), 0, SimpleNamespace())
-    assert vars(step) == {}
-    with pytest.raises(RuntimeError, match="has no attribute 'req_ids'"):
-        capture.finish()
 
 
 def test_an_error_ends_the_capture_and_not_the_engine(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard import causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
-from regard.attention.masks.grid import block_table, extremes, one_block
+from regard.attention.masks.grid import block_table, one_block
 from tests.strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, sizes
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
@@ -149,20 +149,6 @@ def test_nothing_by_something_has_blocks_and_tiles_too(mask, shape):
     assert mask.to_dense(T, S).shape[-2:] == shape
     assert mask.covers(range(T), range(S), shape) == "empty"
     mask.simplified(shape)
-
-
-@pytest.mark.parametrize("T", [0, 3])
-def test_rules_made_of_no_keys(T):
-    nothing = padding(torch.zeros(2, 0, dtype=torch.bool))
-    assert nothing.tile(range(T), range(0), (2, 1, T, 0)).shape == (2, 1, T, 0)
-    nothing.simplified((2, 1, T, 0))
-    nothing.block_bounds(block_table(T, 0, 4, 4))
-    if T == 0:  # a query has no document to belong to
-        for ids in (torch.zeros(0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long)):
-            none = documents(ids)
-            assert none.tile(range(0), range(0), (2, 1, 0, 0)).shape[-2:] == (0, 0)
-            none.simplified((2, 1, 0, 0))
-            none.block_bounds(block_table(0, 0, 4, 4))
 
 
 @given(sized_masks())
@@ -317,19 +303,6 @@ def test_a_span_that_is_none_is_refused(span):
         ValueError, match=r"rows: expected a slice, a range or a 1-D tensor of whole indices, got"
     ):
         causal.tile(span, range(3), (2, 3))
-
-
-@given(data=st.data(), S=st.integers(0, 40), pairs=st.integers(1, 30))
-def test_extremes_of_many_stretches_and_of_few(data, S, pairs):
-    values = torch.randint(-50, 50, (2, S), generator=torch.Generator().manual_seed(pairs * 100 + S))
-    edges = st.integers(0, S - 1) if S else st.just(0)
-    first = torch.tensor(data.draw(st.lists(edges, min_size=pairs, max_size=pairs)))
-    last = torch.tensor([data.draw(st.integers(a - 1, S - 1)) if S else -1 for a in first.tolist()])
-    least, most = extremes(values, first, last)
-    for n, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-        part = values[:, a : b + 1] if b >= a else torch.zeros(2, 1, dtype=torch.int64)
-        assert torch.equal(least[:, n], part.amin(-1))
-        assert torch.equal(most[:, n], part.amax(-1))
 
 
 @pytest.mark.parametrize(

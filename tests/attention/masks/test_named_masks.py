@@ -86,19 +86,6 @@ def test_rules_may_depend_on_batch_and_head():
     assert torch.equal(rule(lambda b, h, q, k: torch.tensor(True)).to_dense(2, 3), picture("### ###"))
 
 
-def test_dense_booleans_are_the_answer_and_floats_are_added():
-    marks = torch.rand(2, 3, 4, 5) < 0.5
-    assert torch.equal(tensor_mask(marks).tile(range(1, 3), range(2, 5), (2, 3, 4, 5)), marks[:, :, 1:3, 2:5])
-    numbers = torch.randn(4, 5)
-    numbers[1, 2] = -torch.inf
-    mask = tensor_mask(numbers)
-    assert torch.equal(mask.bias(range(4), range(5)), numbers)
-    assert torch.equal(mask.to_dense(4, 5), numbers > -torch.inf)
-    assert tensor_mask(marks).bias(range(4), range(5)) is None
-    assert torch.equal(tensor_mask(marks[0, 0, 0]).to_dense(4, 5), marks[0, 0, 0].expand(4, 5))
-    assert torch.equal(tensor_mask(marks[:1, :1, :, :1]).to_dense(4, 5), marks[0, 0, :, :1].expand(4, 5))
-
-
 @together("heads", [1, 2, 4, 8, 16, 6, 12])
 def test_alibi_lowers_the_score_by_the_published_slopes(heads):
     powers = {n: [(2 ** (-8 / n)) ** (i + 1) for i in range(n)] for n in (1, 2, 4, 8, 16)}
@@ -125,15 +112,6 @@ def test_sizes_that_are_none_are_refused(make, wrong):
         ValueError, match=rf"^{make.__name__}\(.*: expected a whole number of at least \d, got"
     ):
         make(wrong)
-
-
-def test_least_sizes():
-    for make, least in ((window, 1), (chunks, 1), (alibi, 1), (prefix, 0), (causal_mask, 0)):
-        make(least)
-        with pytest.raises(ValueError, match=f"at least {least}, got {least - 1}"):
-            make(least - 1)
-    with pytest.raises(ValueError, match=r"window\(ahead=m\): expected a whole number of at least 0, got -1"):
-        window(2, ahead=-1)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import regard
-from regard import alibi, causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
-from regard.attention.masks.base import Grid, Mask, conjunction
+from regard import alibi, causal, chunks, documents, padding, prefix, rule, tensor_mask, window
+from regard.attention.masks.base import Grid, Mask
 from regard.attention.masks.description import describe_mask, rebuild_mask
 from regard.attention.masks.tensor_masks import Relative
 from regard.attention.masks.views import CachedKeysMask, Keys, MaskOnly, Rows
@@ -73,15 +73,6 @@ def test_every_mask_and_every_wrapper_selects_sequences_and_heads(name, batch, h
             torch.testing.assert_close(selected.bias(*part).expand(expected_bias.shape), expected_bias)
 
 
-def test_conjuncts_are_what_and_joins():
-    a, b, c = window(3), padding([1]), causal | prefix(1)
-    assert ((a & full) & (b & c)).conjuncts() == [a, b, c]
-    assert full.conjuncts() == (full & full).conjuncts() == []
-    assert c.conjuncts() == [c]
-    assert conjunction([a, b, c]).conjuncts() == [a, b, c]
-    assert conjunction([]) is full
-
-
 @pytest.mark.parametrize(
     ("mask", "size"),
     [
@@ -99,34 +90,6 @@ def test_conjuncts_are_what_and_joins():
 )
 def test_the_window_of_a_mask_is_its_smallest(mask, size):
     assert mask.window_size() == size
-
-
-def test_a_joined_mask_has_a_window_if_its_pieces_agree():
-    def pieces(*sizes):
-        return PiecewiseMask(
-            tuple(Segment(causal & window(n), CallSizes(2, 4), 2 * i, 0) for i, n in enumerate(sizes)),
-            CallSizes(4, 4),
-        )
-
-    assert pieces(3, 3).window_size() == 3
-    assert pieces(3, 2).window_size() is None
-
-
-@pytest.mark.parametrize(
-    ("mask", "T", "S", "position"),
-    [
-        (causal, 3, 8, 5),
-        (Rows(causal, 2, 10), 3, 10, 2),
-        (Rows(Rows(causal, 2, 10), 1, 3), 2, 10, 3),
-        (Keys(Rows(causal, 2, 10), 2, 10), 3, 4, 0),
-        (MaskOnly(Rows(causal, 2, 10)), 3, 10, 2),
-    ],
-    ids=str,
-)
-def test_where_the_first_query_stands(mask, T, S, position):
-    assert mask.first_position(T, S) == position
-    rows = mask.tile(range(T), range(S), (T, S))
-    assert rows[0].sum() == position + 1, "the first query of a causal mask sees the keys up to its own"
 
 
 def test_properties_of_masks():

@@ -173,15 +173,6 @@ def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    monkeypatch.setattr(mask_block, "DENSE_LIMIT", 100)
-    with pytest.raises(ValueError):
-        write(captured(mask=regard.tensor_mask(torch.randn(40, 40))), path)
-    assert path.read_text() == "old"
-
-
 def test_rounded_rows_sum_to_1_and_take_a_byte_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "FINE", 0)
     draw = torch.Generator().manual_seed(0)

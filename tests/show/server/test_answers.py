@@ -49,6 +49,7 @@ def test_a_job_sends_its_lines_to_whoever_takes_them() -> None:
     assert len(answers.contents.texts) == 2
 
 
+@pytest.mark.at_length("test_a_wrong_request_is_refused")
 def test_answers_need_no_web_server() -> None:
     """A widget answers where the extra `app` is not installed."""
     program = (

@@ -521,27 +521,6 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Back
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
 
-def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
-    began, ended = threading.Event(), threading.Event()
-
-    def endless(text: str, *, tokens: int, temperature: float = 0) -> Iterator[dict[str, object]]:
-        try:
-            while True:
-                yield {"step": {}}
-                began.set()
-                time.sleep(0.01)
-        finally:
-            ended.set()
-
-    running = serve(generate=endless)
-    connection = begin(running, "/api/generate", {"text": "a"})
-    assert began.wait(HANGING)
-    assert not ended.is_set()
-    connection.close()
-    assert ended.wait(HANGING)
-    wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
-
-
 def wait_until(happens: Callable[[], bool]) -> None:
     for _ in range(600):
         if happens():
@@ -630,17 +609,6 @@ def test_more_than_it_can_do_is_refused_kindly(serve: Callable[..., BackgroundSe
     answer = ask(running, "/api/meta")
     assert answer.status == 503
     assert "try again" in answer.json["error"]
-
-
-def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., BackgroundServer]) -> None:
-    slow = Slow()
-    running = serve(read=slow)
-    with closing(begin(running, "/api/capture", {"text": "a"})):
-        assert slow.began.wait(HANGING)
-        running.close()
-        assert slow.stopped.wait(HANGING)
-    with pytest.raises(ConnectionError):
-        ask(running, "/api/meta")
 
 
 def test_it_cuts_connections_whose_answers_do_not_come_in_time(
