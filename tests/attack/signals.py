@@ -21,6 +21,7 @@ from pathlib import Path
 from random import Random
 
 import regard
+from tests.attack.progress import counted
 from tests.patience import HANGING
 
 DRAWS = 800
@@ -233,7 +234,7 @@ class Draw:
 def attack(draws: int, seed: int) -> dict[str, int | float]:
     """Make the draws; raise AssertionError at the first that leaves something behind."""
     worst, most, commands = 0.0, 0, 0
-    for number in range(draws):
+    for number in counted(draws, "signals"):
         draw = Draw(Random(f"{seed}-{number}"), command=number % COMMANDS == 0)
         folder = Path(tempfile.mkdtemp(prefix="attack-"))
         try:

@@ -65,14 +65,6 @@ def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: boo
     )
 
 
-def test_greedy_is_the_best_token_each_time() -> None:
-    model, ids = small("llama"), torch.tensor([PROMPTS[0]])
-    with torch.no_grad():
-        for _ in range(10):
-            ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(model.generate(ids[:, :8], max_new_tokens=10), ids)
-
-
 def test_the_result_has_the_type_of_the_prompt() -> None:
     model = with_text(small("llama"))
     row = model.generate([1, 2, 3], max_new_tokens=4)
@@ -89,26 +81,6 @@ def test_the_result_has_the_type_of_the_prompt() -> None:
     assert text == model.tokenizer.decode(row)
     assert text.startswith("BCD")
     assert model.generate(["BCD", "BCD"], max_new_tokens=4) == [text, text]
-
-
-def test_nothing_new_is_the_prompt() -> None:
-    model = small("gpt2")
-    assert model.generate([1, 2], max_new_tokens=0) == [1, 2]
-    assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=0).tolist() == [[1, 2]]
-    assert list(model.stream([1, 2], max_new_tokens=0)) == []
-
-
-def test_generated_ids_may_be_trained_on() -> None:
-    model = small("gpt2").train()
-    ids = model.generate(torch.tensor([[1, 2]]), max_new_tokens=5)
-    assert model.training  # as it was before
-    model(ids).sum().backward()
-
-
-def test_dropout_is_off_while_generating() -> None:
-    model = small("gpt2", dropout=0.5)
-    expected = model.generate([1, 2], max_new_tokens=20)
-    assert model.train().generate([1, 2], max_new_tokens=20) == expected
 
 
 def test_seeds() -> None:
@@ -201,14 +173,6 @@ def test_a_character_of_two_tokens_comes_whole() -> None:
     assert list(fixed(4, 58).stream("A", max_new_tokens=2)) == ["E", "\N{REPLACEMENT CHARACTER}"]
 
 
-def test_a_stream_that_is_dropped_leaves_the_model_as_it_was() -> None:
-    model = small("gpt2").train()
-    stream = model.stream([1, 2], max_new_tokens=5)
-    next(stream)
-    stream.close()
-    assert model.training
-
-
 @cached_or_not
 def test_a_stream_gives_the_attention_rows_of_every_token(name: str, cache: bool) -> None:
     """The same tokens, and with each the rows that the map of the whole text has there."""
@@ -223,23 +187,6 @@ def test_a_stream_gives_the_attention_rows_of_every_token(name: str, cache: bool
             assert row.shape == (4, S)
             assert not row.is_inference()
             torch.testing.assert_close(row, dense[:, S - 1, :S], atol=1e-5, rtol=1e-4)
-
-
-def test_every_token_has_one_pair_in_a_stream_of_text() -> None:
-    pairs = list(fixed(4, 58, 59, 5, 58).stream("A", max_new_tokens=5, attention=True))
-    assert [text for text, _ in pairs] == ["E", "", "é", "F", "\N{REPLACEMENT CHARACTER}"]
-    assert [rows[0].shape[1] for _, rows in pairs] == [1, 2, 3, 4, 5]
-
-
-def test_a_stream_of_attention_that_is_dropped_leaves_nothing_behind() -> None:
-    model = small("llama").train()
-    before = type(model.blocks[0].attention).attend
-    stream = model.stream([1, 2], max_new_tokens=5, attention=True)
-    next(stream)
-    assert type(model.blocks[0].attention).attend is before  # between two tokens, too
-    stream.close()
-    assert model.training
-    assert type(model.blocks[0].attention).attend is before
 
 
 WRONG: list[tuple[object, dict, str]] = [
@@ -274,8 +221,3 @@ def test_bad_arguments(way: str) -> None:
     model.tokenizer = tokens.character_tokenizer("abc")
     with pytest.raises(ValueError, match=r"expected only characters of the model's vocabulary, got \['x'\]"):
         run("abxa", max_new_tokens=1)
-
-
-def test_a_stream_takes_one_prompt() -> None:
-    with pytest.raises(ValueError, match="expected one to stream, got 4"):
-        small("gpt2").stream(PROMPTS)

@@ -52,13 +52,6 @@ def test_a_wrong_lse_is_not_certified(sinks: bool) -> None:
     assert wrong.row_sums > 0.1
 
 
-@pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])
-def test_a_map_without_rows_or_keys_differs_by_nothing(T: int, S: int) -> None:
-    q, k, v = torch.randn(1, 2, T, 4), torch.randn(1, 1, S, 4), torch.randn(1, 1, S, 5)
-    m = regard.attention_map(q, k)
-    assert examine(m, v, torch.zeros(1, 2, T, 5)).difference == 0.0
-
-
 def test_the_tolerance_is_that_of_the_values_that_are_seen() -> None:
     """A hidden key's value, however large, makes no room for an error; nor does the range of float16."""
     torch.manual_seed(0)

@@ -12,12 +12,10 @@ import regard
 from regard.gpt import GPT, Config
 from regard.gpt.training.corpus import read
 from regard.heads.corpus_survey.corpus import digest, read_chunks
-from regard.support import checkpoint_files
 from regard.support.files import (
     CaptureFileError,
     FileError,
     ModelFileError,
-    RunFileError,
     TextFileError,
     check_type,
     converting_errors,
@@ -162,29 +160,6 @@ def test_every_file_of_a_model_is_a_regular_one_and_no_link_to_nowhere(name: str
         with pytest.raises(ModelFileError, match=f"{name}, which {says}"):
             GPT.from_pretrained(tmp_path / "model")
         path.unlink()
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "heads.jsonl"])
-@pytest.mark.parametrize(("target", "says"), LINKS)
-def test_a_link_of_a_run_that_leads_nowhere_is_not_an_absent_file(
-    name: str, target: str, says: str, tmp_path: Path
-) -> None:
-    from regard.gpt.training.history import read_run
-
-    (tmp_path / "heads.jsonl").write_text('{"step": 0}\n')
-    (tmp_path / name).unlink(missing_ok=True)
-    (tmp_path / name).symlink_to(target.format(name=name))
-    with pytest.raises(RunFileError, match=f"{name}, which {says}"):
-        read_run(tmp_path)
-
-
-@pytest.mark.parametrize(("target", "says"), LINKS)
-def test_a_link_to_a_checkpoint_that_leads_nowhere_is_not_an_absent_file(
-    target: str, says: str, tmp_path: Path
-) -> None:
-    (tmp_path / "run").symlink_to(target.format(name="run"))
-    with pytest.raises(RunFileError, match=f"run, which {says}"):
-        checkpoint_files.load(tmp_path / "run", "format", lambda content: content, RunFileError)
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:

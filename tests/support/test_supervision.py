@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -77,13 +76,6 @@ def test_each_process_has_its_environment_and_one_folder_for_temporary_files(tem
     assert list(temporary.iterdir()) == []
 
 
-def test_what_cannot_be_started_is_said(temporary: Path) -> None:
-    with Supervision("test") as processes:
-        processes.start(["/no/such/program"])
-        assert "could not be started: [Errno 2] No such file" in ends(processes, 1)[0]
-    assert list(temporary.iterdir()) == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_supervisor_that_is_ended_takes_all_with_it(number: signal.Signals, temporary: Path) -> None:
     mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
@@ -145,17 +137,3 @@ with Supervision("test") as processes:
     finally:
         os.kill(fork, signal.SIGKILL)
         parent.stdout.close()
-
-
-def test_it_works_in_a_thread_and_leaves_no_handler_and_no_thread(temporary: Path) -> None:
-    """`global_state` compares the handlers and the threads after every test."""
-
-    def run() -> None:
-        with Supervision("test") as processes:
-            processes.start(SLEEPS)
-            wait_for_folder(processes)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert list(temporary.iterdir()) == []
