@@ -45,10 +45,6 @@ def test_it_is_short_and_fits_a_terminal(story: str) -> None:
     assert max(map(len, lines[:-1])) <= 80  # the last line has the path of this Python
 
 
-def test_it_ends_with_the_first_lesson(story: str) -> None:
-    assert story.splitlines()[-1].endswith("regard learn 0")
-
-
 def test_it_leaves_only_the_page(story: str, folder: Path) -> None:
     assert story
     assert [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))] == [
@@ -56,8 +52,3 @@ def test_it_leaves_only_the_page(story: str, folder: Path) -> None:
         "out/inspect.html",
     ]
     assert (folder / "out" / "inspect.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
-def test_make_demo_tells_the_story() -> None:
-    rules = (Path(demo.__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
-    assert "\ndemo: $(READY)\n\t@$(BIN)/python -m scripts.demo\n" in rules

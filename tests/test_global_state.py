@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from tests import global_state
 HERE = Path(__file__).parent
 
 
-def test_nothing_is_nothing() -> None:
-    assert global_state.changes(global_state.state()) == []
+def hook(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(nn.modules.module._global_forward_hooks, 0, print)
 
 
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
@@ -31,10 +30,6 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "os.environ: PATH is gone": lambda patch: patch.delenv("PATH"),
     "sys.path: ": lambda patch: patch.syspath_prepend("/nowhere"),
     "sys.modules: json changed": lambda patch: patch.setitem(sys.modules, "json", None),
-    "sys.modules: json is gone": lambda patch: patch.delitem(sys.modules, "json"),
-    "sys.modules: planted was added": lambda patch: patch.setitem(
-        sys.modules, "planted", types.SimpleNamespace(__file__="<planted>")
-    ),
     "Matplotlib's settings: font.size changed": lambda patch: patch.setitem(
         matplotlib.rcParams, "font.size", 3.5
     ),
@@ -42,6 +37,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
         nn.functional, "scaled_dot_product_attention", print
     ),
     "torch.nn.Module: __call__ changed": lambda patch: patch.setattr(nn.Module, "__call__", print),
+    "hooks on every module: _global_forward_hooks changed": hook,
 }
 
 
@@ -55,40 +51,14 @@ def test_what_was_patched_is_named(said: str) -> None:
     assert global_state.changes(before) == []
 
 
-SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-    "default dtype": (
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: torch.set_default_dtype(torch.float32),
-    ),
-    "default device": (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
-    "threads": (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
-    "gradients": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    "fast path": (
-        lambda: torch.backends.mha.set_fastpath_enabled(False),
-        lambda: torch.backends.mha.set_fastpath_enabled(True),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_flag_that_was_set_is_named(name: str) -> None:
-    change, undo = SETTINGS[name]
+def test_a_flag_that_was_set_is_named() -> None:
     before = global_state.state()
-    change()
+    torch.set_default_dtype(torch.float64)
     try:
         found = global_state.changes(before)
     finally:
-        undo()
-    assert f"PyTorch's flags: {name} changed" in found
-    assert global_state.changes(before) == []
-
-
-def test_a_hook_on_every_module_is_named() -> None:
-    before = global_state.state()
-    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    found = global_state.changes(before)
-    hook.remove()
-    assert found == ["hooks on every module: _global_forward_hooks changed"]
+        torch.set_default_dtype(torch.float32)
+    assert found == ["PyTorch's flags: default dtype changed"]
 
 
 def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,15 +78,6 @@ def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.M
     assert global_state.changes(before) == []
 
 
-def test_a_registered_attention_is_named() -> None:
-    attentions = pytest.importorskip("transformers.modeling_utils").AttentionInterface
-    before = global_state.state()
-    attentions.register("left behind", print)
-    found = global_state.changes(before)
-    del attentions._global_mapping["left behind"]
-    assert found == ["Transformers' attentions: left behind was added"]
-
-
 LEAVES = """
 import os, random
 
@@ -130,6 +91,7 @@ def test_clean():
 """
 
 
+@pytest.mark.at_length("test_what_was_patched_is_named")
 def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", "--randomly-seed=25", tmp_path]

@@ -9,6 +9,7 @@ import torch
 
 from scripts import packing_table
 from scripts.packing_table import FAMILIES, IMPLEMENTATIONS, ISOLATED, LEAKS, NOT_RUN, PACKINGS
+from tests.sampling import share
 
 PAGE = packing_table.PAGE.read_text(encoding="utf-8")
 
@@ -30,7 +31,7 @@ def test_the_page_has_every_cell() -> None:
         assert marks(implementation).keys() == wanted
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "GPT-OSS", "Falcon", "Bamba"])
+@pytest.mark.parametrize("family", share(["Llama", "Mistral", "GPT-OSS", "Falcon", "Bamba"], 3))
 def test_cells_are_what_is_measured(family: str) -> None:
     """Eager attention and the packings that need no TRL, which the tests do not install."""
     shown, documents = marks("eager"), packing_table.make_documents()

@@ -112,22 +112,6 @@ except SystemExit as end:
     assert not imported_by(program) & HEAVY
 
 
-def test_every_name_and_subpackage_is_found() -> None:
-    source = Path(regard.__file__).parent
-    packages = {path.parent.name for path in source.glob("*/__init__.py")}
-    assert packages - {"cli", "support"} | {"testing"} == set(regard._PACKAGES)
-    for name in regard._PACKAGES:
-        assert isinstance(getattr(regard, name), types.ModuleType)
-    assert {*regard.__all__, *regard._PACKAGES, "__version__"} <= set(dir(regard))
-
-
-def test_a_name_that_is_not_there() -> None:
-    with pytest.raises(AttributeError, match="module 'regard' has no attribute 'attention_free'"):
-        _ = regard.attention_free
-    with pytest.raises(ImportError, match="attention_free"):
-        exec("from regard import attention_free")
-
-
 @pytest.mark.parametrize("watched_first", [True, False])
 def test_a_function_is_called_after_an_import(
     watched_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,15 +134,3 @@ def test_a_function_is_called_after_an_import(
     finally:
         for name in ("watched_library", "its_plugin"):
             sys.modules.pop(name, None)
-
-
-def test_a_plugin_that_cannot_be_imported_does_not_break_the_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "watched_library.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        call_after_import("watched_library", "no_such_plugin", "register")
-        import watched_library  # noqa: F401
-    finally:
-        sys.modules.pop("watched_library", None)

@@ -6,13 +6,11 @@ import json
 import re
 import zipfile
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import nbformat
 
 from regard.learn.course import LESSONS
 from scripts import teaching_kit
-from tests.test_site import STATE_NAMES
 
 LEARN = Path(__file__).parent.parent / "docs" / "learn"
 
@@ -47,8 +45,3 @@ def test_every_lesson_has_open_questions() -> None:
     questions = {int(number): text for number, text in zip(sections[1::2], sections[2::2], strict=True)}
     for lesson in LESSONS:
         assert len(re.findall(r"^- ", questions[lesson.number], flags=re.MULTILINE)) >= 2
-
-
-def test_the_snippet_shows_the_page_in_a_state_that_it_knows() -> None:
-    (state,) = re.findall(r'src="model\.html#([^"]+)"', (LEARN / "teachers.md").read_text(encoding="utf-8"))
-    assert set(parse_qs(state, strict_parsing=True)) <= STATE_NAMES

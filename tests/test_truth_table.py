@@ -29,19 +29,6 @@ def test_every_tool_was_asked_for_every_model() -> None:
     assert len(asked) == len(RECORD["rows"])
 
 
-def test_the_page_names_the_versions_of_the_results() -> None:
-    words = " ".join(PAGE.split())
-    versions: dict[str, str] = {}
-    for tool in RECORD["versions"].values():
-        for name, version in tool.items():
-            assert versions.setdefault(name, version) == version, "the tools ran with different versions"
-    names = {"python": "Python", "torch": "PyTorch", "transformers": "Transformers", "regard": "Regard"}
-    names |= {"transformer-lens": "TransformerLens"}
-    for name, version in versions.items():
-        assert f"{names.get(name, name)} {version.partition('+')[0]}" in words
-    assert RECORD["date"] in words
-
-
 @pytest.mark.parametrize("case", share(CASES, 6), ids=lambda case: case.name)
 @pytest.mark.parametrize("tool", ["Regard", "output_attentions, eager"])
 def test_the_verdicts_come_again(tool: str, case: Case) -> None:

@@ -12,6 +12,11 @@ from typing import Any
 BEFORE_THE_THEME = 100  # the theme's handler, which asks for the tree, has Sphinx's default of 500
 
 
+def is_shared(app: Any, page: str) -> bool:
+    """Whether the tree does not list a page."""
+    return not any(page in listed for listed in app.env.toctree_includes.values())
+
+
 def setup(app: Any) -> dict[str, bool]:
     trees: dict[Any, str] = {}
 
@@ -24,7 +29,7 @@ def setup(app: Any) -> dict[str, bool]:
                 trees[key] = resolve(**options)
             return trees[key]
 
-        if not any(page in listed for listed in app.env.toctree_includes.values()):
+        if is_shared(app, page):
             context["toctree"] = shared
 
     app.connect("html-page-context", share_tree, priority=BEFORE_THE_THEME)

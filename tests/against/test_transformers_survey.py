@@ -10,7 +10,6 @@ import warnings
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 pytest.importorskip("transformers")
@@ -18,43 +17,13 @@ pytest.importorskip("transformers")
 import regard
 from tests.against.transformers_survey import judging
 from tests.against.transformers_survey import verdict as v
-from tests.against.transformers_survey.building import class_names, model_types
 from tests.against.transformers_survey.cases import Case, cases_of
 from tests.against.transformers_survey.mixers import mixers
-from tests.against.transformers_survey.surveying import small_model, survey_class
+from tests.against.transformers_survey.surveying import small_model
 from tests.against.transformers_survey.table import document
 from tests.against.transformers_survey.weights import Weights
-from tests.sampling import share
 
 CAPTURE = regard.capture
-SAMPLE = (
-    "llama",  # a plain decoder
-    "gpt2",
-    "bloom",  # ALiBi
-    "mistral",  # a sliding window in every layer
-    "gemma3_text",  # windows and full attention in turn
-    "gpt_oss",  # sinks
-    "llama4_text",  # chunks
-    "deepseek_v32",  # the keys of a query selected by an indexer
-    "glm_moe_dsa",
-    "minimax",  # linear and full attention in turn
-    "qwen3_next",
-    "jamba",
-    "recurrent_gemma",
-    "bert",
-    "longformer",
-    "t5",
-    "bart",
-    "nllb-moe",
-    "pegasus_x",
-    "whisper",
-    "wav2vec2",
-    "vit",
-    "swin",
-    "clip",
-    "llava",
-    "qwen2_vl",  # pictures that do not see each other
-)
 
 
 @pytest.fixture(autouse=True)
@@ -64,30 +33,10 @@ def _quiet() -> Any:
         yield
 
 
-@pytest.mark.parametrize("model_type", share(SAMPLE, 12))
-def test_a_model_type_is_equal_partly_or_refused(model_type: str) -> None:
-    result = survey_class(model_type, class_names(model_type)[-1])
-    assert result["outcome"] in (v.EQUAL, v.PARTLY, v.REFUSED), result["reasons"]
-    assert result["cases"]
-
-
 def small_llama() -> tuple[nn.Module, dict[str, Case], list[Any]]:
     model, inputs = small_model("llama", "LlamaModel")
     cases = {case.name: case for case in cases_of(model, inputs)}
     return model, cases, mixers(model, cases["given"])[0]
-
-
-def test_attention_mixes_tokens_and_mlps_do_not() -> None:
-    _, _, found = small_llama()
-    assert [mixer.name for mixer in found] == ["layers.0.self_attn", "layers.1.self_attn"]
-    assert not any(mixer.convolution for mixer in found)
-
-
-def test_convolutions_are_told_from_attention() -> None:
-    model, inputs = small_model("wav2vec2-conformer", "Wav2Vec2ConformerModel")
-    found, _ = mixers(model, Case("given", inputs))
-    kinds = {mixer.kind: mixer.convolution for mixer in found if mixer.name.startswith("encoder.layers")}
-    assert kinds == {"Wav2Vec2ConformerSelfAttention": False, "Wav2Vec2ConformerConvolutionModule": True}
 
 
 @pytest.mark.parametrize("case", ["given", "left", "right"])
@@ -156,8 +105,3 @@ def test_the_table_counts_every_type() -> None:
     assert "`a`" in text
     assert "BModel cannot be captured" in text
     assert "needs timm" in text
-
-
-def test_there_are_hundreds_of_model_types() -> None:
-    assert len(model_types()) > 400
-    assert torch.get_num_threads() == 1

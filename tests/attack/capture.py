@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import regard
 from regard.gpt import GPT, Config
 from regard.recorder import Capture
+from tests.attack.progress import counted
 
 DRAWS = 300
 LAYERS, VOCABULARY = 3, 97
@@ -230,7 +231,7 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
     """Draw models, threads and what each thread does."""
     captures = 0
     most = 0
-    for number in range(draws):
+    for number in counted(draws, "captures"):
         draw = random.Random(f"{seed} {number}")
         one = Attack(draw.choice(list(MODELS)), draw)
         threads = draw.randint(1, 6)

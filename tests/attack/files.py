@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.attack.progress import counted
 from tests.patience import HANGING
 
 DRAWS = 5000  # files of each format
@@ -776,7 +777,7 @@ def _work(names: list[str], draws: int, seed: int, folder: str, pipe: Any) -> No
         sample = FORMATS[name].write(Path(folder) / name)
         FORMATS[name].read(sample)  # the sample itself is a good file
         whole = sample.read_bytes()
-        for draw in range(draws):
+        for draw in counted(draws, name):
             pipe.send(("draw", name, draw))
             problem = _draw(FORMATS[name], sample, whole, random.Random(f"{seed} {name} {draw}"), figures)
             if problem is not None:

@@ -34,6 +34,7 @@ from regard.gpt.training.history import HEADS_FILE, METRICS_FILE
 from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
 from regard.support.processes import SIGNALS, Processes
 from tests import forks
+from tests.attack.progress import counted
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, losses
 from tests.patience import HANGING
@@ -335,7 +336,7 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
     worst = 0.0
     with _home() as home:
         expected = {subject.name: _undisturbed(subject, home) for subject in SUBJECTS}
-        for number in range(draws):
+        for number in counted(draws, "runs"):
             draw = random.Random(f"{seed} {number}")
             turn, place_in_turn = divmod(number, len(ATTACKS))
             subject, way = SUBJECTS[(turn + place_in_turn) % 2], ATTACKS[place_in_turn]

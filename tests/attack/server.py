@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
+from tests.attack.progress import counted
 from tests.captures import captured
 from tests.patience import HANGING
 
@@ -227,7 +228,8 @@ def send_drawn(attacked: Target, seed: int, number: int) -> str:
 def send_drawn_requests(attacked: Target, draws: int, seed: int) -> dict[str, int | float]:
     """Send drawn requests, eight at a time."""
     with ThreadPoolExecutor(8) as clients:
-        statuses = Counter(clients.map(lambda number: send_drawn(attacked, seed, number), range(draws)))
+        answers = clients.map(lambda number: send_drawn(attacked, seed, number), range(draws))
+        statuses = Counter(status for _, status in zip(counted(draws, "requests"), answers, strict=True))
     assert attacked.get("/api/meta")[0] == 200, "the server does not answer after the drawn requests"
     return {"drawn requests": draws, **{f"answered {status}": n for status, n in sorted(statuses.items())}}
 

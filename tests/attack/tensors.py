@@ -27,6 +27,7 @@ from regard.checker import measure_visibility
 from regard.gpt import GPT, Config
 from regard.layers import Attention, KVCache, Rotary
 from tests import truth
+from tests.attack.progress import counted
 
 DRAWS = 4000
 REFUSALS = (ValueError, TypeError, IndexError)
@@ -311,7 +312,7 @@ def _indices(rng: random.Random, shape: tuple[int, int, int, int]) -> list[Any]:
 def attack(draws: int, seed: int) -> dict[str, int | float]:
     """Make `draws` calls with odd tensors and a quarter as many with empty ones."""
     figures: dict[str, int | float] = {"served": 0, "refused": 0, "not made": 0, "empty": 0}
-    for number in range(draws):
+    for number in counted(draws, "calls"):
         rng = random.Random(f"tensors {seed} {number}")
         name, (function, tensors) = rng.choice(list(entrances(rng).items()))
         kinds = rng.choice([list(SERVED), list(ODD)])

@@ -1,10 +1,7 @@
 """One check of whole numbers for every public argument, and answers to PyTorch's argument names."""
 
 import dataclasses
-import inspect
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,7 @@ import torch
 
 import regard
 from regard import stages
-from regard.attention.arguments import PYTORCH_ARGUMENTS, check_positive, check_whole_number
+from regard.attention.arguments import PYTORCH_ARGUMENTS
 from regard.gpt import Config
 from regard.gpt.sampler import Sampler
 from regard.gpt.training.settings import TrainingSettings
@@ -22,7 +19,6 @@ from regard.layers import Attention, KVCache, RMSNorm, Rotary, SinkCache, Window
 from regard.show.server.limits import RefusedError, check_number
 from tests.sampling import together
 
-SOURCE = Path(regard.__file__).parent
 X = torch.randn(1, 2, 6, 4)
 SIZES = (16, 8, 2, 2, 4)  # vocabulary, context, layers, heads, width
 CALLERS: dict[str, Callable[[Any], object]] = {
@@ -89,18 +85,6 @@ def test_nothing_else_is(name, wrong):
         CALLERS[name](wrong)
 
 
-def test_the_check_itself():
-    assert check_whole_number("n", np.int64(3)) == 3
-    assert type(check_whole_number("n", np.int64(3))) is int
-    for value, limits in ((0, {}), (-1, {"least": 0}), (9, {"least": 0, "most": 8})):
-        with pytest.raises(ValueError, match=f"n: expected a whole number .*, got {value}"):
-            check_whole_number("n", value, **limits)
-    with pytest.raises(ValueError, match=r"from 0 to 8, got 'x+\.\.\.x+'"):
-        check_whole_number("n", "x" * 1000, 0, 8)
-    with pytest.raises(ValueError, match="eps: expected a number above 0, got True"):
-        check_positive("eps", True)
-
-
 def test_numbers_are_stored_as_plain_integers():
     layer = Attention(np.int64(8), np.int64(4), num_kv_heads=np.int64(2), head_dim=np.int64(2))
     sizes = (layer.d_model, layer.num_heads, layer.num_kv_heads, layer.head_dim)
@@ -108,15 +92,6 @@ def test_numbers_are_stored_as_plain_integers():
     config = Config(*map(np.int64, SIZES), window=(np.int64(4), None))
     assert config == Config(*SIZES, window=(4, None))
     assert {type(size) for size in dataclasses.astuple(config)[:8]} == {int}
-
-
-def test_there_is_one_check_of_whole_numbers():
-    """No other function raises the sentence, and none has a name of a check that was joined into this one."""
-    for path in SOURCE.rglob("*.py"):
-        text = path.read_text()
-        if path.name != "arguments.py":
-            assert "expected a whole number" not in text, f"{path}: use check_whole_number"
-        assert not re.search(r"^(def|class) (whole|check_size)\b", text, re.MULTILINE), path
 
 
 FUNCTIONS = {
@@ -150,10 +125,3 @@ def test_every_argument_of_pytorch_is_known_or_answered():
     text = torch.nn.functional.scaled_dot_product_attention.__doc__ or ""
     signature = text[text.index("(") + 1 : text.index(")")]
     assert {part.split("=")[0].split(":")[0].strip(" *\n") for part in signature.split(",")} <= theirs | {""}
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_signatures_stay_readable(function):
-    parameters = inspect.signature(getattr(regard, function)).parameters
-    assert {"q", "k", "mask", "scale", "softcap", "sinks"} <= parameters.keys()
-    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -201,14 +201,6 @@ def test_explain_says_what_auto_takes(options: dict[str, Any], taken: str) -> No
     assert "triton" in told.refusals
 
 
-def test_one_query_with_a_cache_takes_pytorch() -> None:
-    q, k = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
-    assert regard.which_backend(q, k, k, mask=regard.causal).backend == "torch"
-    assert regard.which_backend(torch.randn(1, 2, 3, 4), k, k, mask=regard.causal).backend == "torch"
-    with_gradient = torch.randn(1, 2, 3, 4, requires_grad=True)
-    assert regard.which_backend(with_gradient, k, k, mask=regard.causal).backend == "tiled"
-
-
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_one_query_of_grouped_heads_is_the_truth(group: int) -> None:
     x = strategies.tensors(strategies.Sizes(2, 3 * group, 3, 1, 70, 8, 8), 5, torch.float64)
@@ -224,13 +216,6 @@ def test_one_query_of_grouped_heads_is_the_truth(group: int) -> None:
         assert torch.allclose(lse, right.lse.detach(), atol=1e-12, rtol=0)
         for found, gradient in zip(truth.gradients(alone, inputs, upstream), expected, strict=True):
             assert truth.error(found, gradient) < 1e-11
-
-
-@pytest.mark.parametrize("mask", [None, regard.causal, regard.padding([3]), regard.chunks(2)])
-def test_the_output_comes_alone_unless_lse_is_asked_for(mask: Any) -> None:
-    q = torch.randn(1, 2, 8, 4)
-    assert isinstance(regard.attend(q, q, q, mask=mask), torch.Tensor)
-    assert len(regard.attend(q, q, q, mask=mask, return_lse=True)) == 2
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -63,13 +63,6 @@ def test_padding_is_known_by_the_padding_token_if_there_is_no_mask(side: str) ->
     assert torch.equal(text.real, ids != PAD)
 
 
-def test_the_first_token_of_a_decoder_is_no_padding() -> None:
-    ids = torch.tensor([[PAD, 5, 6, PAD]])
-    batch = {"input_ids": tokens(1), "decoder_input_ids": ids}
-    text = read_batch(batch, None, SimpleNamespace(pad_token_id=PAD))
-    assert text.real.tolist() == [[True, True, True, False]]
-
-
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
@@ -122,23 +115,6 @@ def test_what_the_model_does_not_take_is_left_out_and_said() -> None:
     assert "`files`, `attention_mask`: not passed on" in " ".join(audit.assumptions)
 
 
-def test_texts_in_the_batch_do_not_hinder_a_model_that_takes_any_argument() -> None:
-    batch = padded("left") | {"texts": ["a", "b"], "number": 3}
-    assert regard.audit(small_model("Llama"), batch).verdict == "right"
-
-
-def test_documents_of_a_model_that_takes_no_position_ids() -> None:
-    audit = regard.audit(strengthened(PlainGPT()), tokens(1), documents=DOCUMENTS[0])
-    assert [d.name for d in audit.diagnoses] == ["documents-leak"]
-
-
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT-2", "BERT", "GPT", "plain GPT", "Qwen3-Next"])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (1, 3)])
-def test_the_shortest_texts_are_right(kind: str, shape: tuple[int, int]) -> None:
-    audit = regard.audit(small_model(kind), tokens(*shape))
-    assert audit.verdict == "right", audit
-
-
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT-2", "BERT"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_a_text_that_is_all_padding_is_no_alarm(kind: str, implementation: str) -> None:
@@ -154,12 +130,6 @@ def test_texts_that_all_end_in_padding_are_judged_with_all_their_keys() -> None:
     audit = regard.audit(small_model("Llama"), padded("right", (8, 6)), outside=False)
     assert audit.verdict == "right", audit
     assert {layer.shape[3] for layer in audit.layers} == {LENGTH}
-
-
-def test_a_batch_of_nothing_but_padding_is_undecided() -> None:
-    audit = regard.audit(small_model("Llama"), padded("right", (0, 0)))
-    assert audit.verdict == "undecided"
-    assert "every token of the batch is padding" in audit.summary
 
 
 @pytest.mark.parametrize("kind", ["T5", "BART"])
@@ -201,17 +171,6 @@ VISION = transformers.SiglipVisionConfig(
     image_size=8,
     patch_size=4,
 )
-
-
-def test_the_prefix_of_paligemma_2_is_seen_beyond_the_window() -> None:
-    torch.manual_seed(0)
-    text = transformers.Gemma2Config(**GROUPED, head_dim=8, sliding_window=4)
-    config = transformers.PaliGemmaConfig(
-        text_config=text, vision_config=VISION, image_token_id=47, projection_dim=32, pad_token_id=PAD
-    )
-    model = strengthened(transformers.PaliGemmaForConditionalGeneration(config))
-    audit = regard.audit(model, prefixed())
-    assert audit.verdict == "right", audit
 
 
 def test_pictures_of_gemma_3_are_read_both_ways_each_by_itself() -> None:

@@ -89,8 +89,3 @@ def test_any_two_heads_are_chosen_and_only_equal_shapes_are_subtracted(
     expect(page.locator(".compare-stage").nth(2)).to_be_hidden()
     page.locator(".compare-pane").nth(0).get_by_role("button", name="Open in the Map").click()
     expect(page.locator("#map-title")).to_contain_text("Layer 1, head 3")
-
-
-def test_two_heads_that_attend_alike_are_said_to(page: Page, opened: Callable[..., str]) -> None:
-    page.goto(opened([captured(20), captured(20)]) + "#view=compare&layer=1&head=2")
-    expect(page.locator(".compare-pane").last).to_contain_text("every difference is 0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from regard.heads import describe
 from regard.heads.tables.table import HeadRow
 from regard.recorder import Capture, Layer
 from regard.show.server.background import BackgroundServer
-from tests.browser.eventually import eventually, open_settings
+from tests.browser.eventually import eventually
 from tests.captures import captured
 
 
@@ -83,17 +82,6 @@ def test_what_a_head_is_called_and_who_is_called_so(
     expect(page.locator("#view-heads .card h3")).to_have_text(["Layer 0, head 1"])
 
 
-def test_a_head_is_compared_with_the_chosen_one(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    seen = captured(60)
-    other = gallery(seen)[6]
-    page.goto(serve(seen).address + "#view=heads&layer=1&head=2")
-    expect(page.locator("#view-heads .card")).to_have_count(8)  # layers come in any order
-    page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
-    expect(page.locator("#view-compare .compare-title h3")).to_have_text(
-        [re.compile("^Layer 1, head 2"), re.compile(f"^Layer {other.layer}, head {other.head}")]
-    )
-
-
 def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(40)
     second, last = gallery(seen)[1], gallery(seen)[-1]
@@ -111,14 +99,6 @@ def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> Non
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(f"layer={last.layer}&head={last.head}"))
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
-
-
-def test_a_layer_that_is_not_certified_says_so(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    seen = captured(40)
-    seen.layers[1].evidence = replace(seen.layers[1].evidence, difference=0.5)
-    page.goto(serve(seen).address + "#view=heads")
-    expect(page.locator(".heads-warning")).to_contain_text("Layer 1: not certified")
-    expect(page.locator("#view-heads .tag.bad")).to_have_count(4)
 
 
 def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[..., str]) -> None:
@@ -179,31 +159,3 @@ def test_without_a_mask_nothing_is_called_hidden_and_there_is_no_distance(
     page.locator("#tab-heads").click()
     expect(page.locator("#view-heads .card h3").first).to_be_visible()
     assert "distance" not in (page.locator("#view-heads .card").first.text_content() or "")
-
-
-def test_thumbnails_say_what_their_heads_do_and_controls_what_they_are(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
-    seen = captured(60)
-    page.goto(serve(seen).address)
-    thumb = page.locator(".thumb").nth(5)
-    thumb.hover()
-    row = describe(seen.maps, seen.ids)[1, 1]
-    expect(thumb).to_have_attribute("title", re.compile(re.escape(row.sentence.split(" (")[0][:30])))
-    open_settings(page)
-    page.locator("#view-map .term", has_text="Scale").click()
-    glossary = page.get_by_role("dialog", name="Glossary")
-    expect(glossary.locator(".glossary-own")).to_contain_text("Log shades also show small weights")
-    expect(glossary).to_contain_text("Uniform attention")
-    page.keyboard.press("Escape")
-    expect(glossary).to_be_hidden()
-    page.get_by_role("button", name="Glossary").press("Enter")  # by key, from the header
-    expect(glossary.locator(".glossary-own")).to_have_count(0)
-    expect(glossary.locator("h3").first).to_have_text("Start here")
-    page.get_by_role("button", name="Show me five things").click()
-    expect(glossary).to_be_hidden()
-    walk = page.get_by_role("complementary", name="Things to see")
-    for view in ("text", "map", "heads", "steps", "cache"):
-        expect(page.locator(f"#view-{view}")).to_be_visible()
-        page.keyboard.press("Enter")  # its button has the focus
-    expect(walk).to_be_hidden()

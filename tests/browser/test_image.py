@@ -157,13 +157,6 @@ def context_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
 
 
-def test_on_a_phone_a_tap_chooses_a_patch_and_nothing_is_wider(page: Page, saved: Callable[..., str]) -> None:
-    page.goto(saved(digits()))
-    page.locator(".image-stage .picture").tap(position={"x": 20, "y": 20})
-    expect(page.locator("#view-image .big-token")).to_have_text("row 1, column 1")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
 def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Callable[..., str]) -> None:
     seen = photo_and_text()
     page.goto(opened(seen) + "#view=text&layer=language_model.0&head=0&row=14")

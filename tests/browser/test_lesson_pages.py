@@ -12,7 +12,6 @@ from playwright.sync_api import Page, expect
 
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.page import page_path, write_pages
-from scripts.docs import place
 from tests.sampling import share
 
 SMALLEST = 9.0  # pixels of a letter's size
@@ -72,13 +71,6 @@ def test_letters_are_legible_on_the_pages_of_the_lessons(lessons: Path, page: Pa
     for lesson in share(LESSONS, 4):
         page.goto(page_path(lesson, lessons).as_uri())
         assert_legible(page, lesson.text.count(".svg)"))
-
-
-@pytest.mark.at_length("test_letters_are_legible_on_the_pages_of_the_lessons")
-def test_letters_are_legible_on_the_site(site: Path, page: Page) -> None:
-    for number in (1, 5, 8):
-        page.goto((site / place(get_lesson(number).folder / "lesson.md")).with_suffix(".html").as_uri())
-        assert_legible(page, get_lesson(number).text.count(".svg)"))
 
 
 def test_the_dot_product_follows_the_arrows(lessons: Path, page: Page) -> None:

@@ -105,17 +105,6 @@ def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
     expect(shared_page.locator("#view-steps")).to_contain_text("sum to 1.0000")
 
 
-def test_a_score_is_the_sum_of_its_products(shared_page: Page) -> None:
-    show(shared_page, "view=steps&row=5")
-    products = shared_page.locator("#view-steps .products")
-    products.locator("summary").click()
-    figures = [float(x.replace("−", "-")) for x in products.locator(".figure").all_text_contents()]
-    *listed, others, score = figures
-    assert len(listed) == 8
-    assert [abs(x) for x in listed] == sorted(map(abs, listed), reverse=True)
-    assert sum(listed) + others == pytest.approx(score, abs=0.01)
-
-
 def test_few_controls_are_in_sight_and_settings_have_the_others(shared_page: Page) -> None:
     shared_page.set_viewport_size({"width": 1440, "height": 900})
     inside = {"text": ".bar-of-choices", "map": ".map-main"}

@@ -17,7 +17,6 @@ from regard.recorder import Capture, Evidence, Layer
 from regard.show.saved import pack as packing
 from tests.browser.eventually import eventually, open_settings, settle, state
 from tests.captures import captured
-from tests.sampling import share
 
 CANVAS = ".map-stage canvas"
 T = 600  # three levels of tiles
@@ -253,14 +252,6 @@ def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved:
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
 
 
-def test_a_broken_link_shows_what_there_is(page: Page, saved: Callable[..., str]) -> None:
-    address = saved(captured(20))
-    for hash in ("zoom=-3&x=1e9&y=nan", "layer=99&head=77&text=5", "row=9999&col=-4", "view=<b>", "%%%"):
-        page.goto("about:blank")
-        page.goto(f"{address}#{hash}")
-        expect(page.locator("#map-title")).to_have_text("Layer 0, head 0")
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_themes(page: Page, seen: Capture, saved: Callable[..., str], scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -359,23 +350,6 @@ def test_the_legend_names_what_lies_beyond_only_where_something_does(
     expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", "Colours from 0% to 13%, linear")
 
 
-def test_many_heads_stand_in_lines_of_one_length(page: Page, saved: Callable[..., str]) -> None:
-    page.goto(saved(captured(12, layers=2, heads=32, kv_heads=8)))
-    expect(page.locator(".thumb")).to_have_count(64)
-    settle(page)
-    boxes = page.locator(".thumb").evaluate_all(
-        "(all) => all.map((one) => [one.offsetLeft, one.getBoundingClientRect().top])"
-    )
-    lefts, tops = ([box[n] for box in boxes] for n in (0, 1))
-    columns = tops.count(tops[0])
-    assert columns < 32
-    assert all(tops.count(top) == columns for top in tops)
-    assert [lefts[n] for n in range(64)] == [lefts[n % columns] for n in range(64)]
-    page.get_by_label("Layer 0, head 1", exact=True).click()
-    page.keyboard.press("ArrowDown")  # the head below, which is of the same layer
-    expect(page.locator("#map-title")).to_have_text(f"Layer 0, head {1 + columns}")
-
-
 @pytest.mark.parametrize(("size", "least"), [((390, 844), 0.9), ((720, 450), 0.75)], ids=str)
 def test_a_small_window_shows_the_map_first(
     page: Page, saved: Callable[..., str], size: tuple[int, int], least: float
@@ -393,17 +367,6 @@ def test_a_small_window_shows_the_map_first(
     settings.click()
     expect(settings).to_have_attribute("aria-expanded", "true")
     expect(page.get_by_role("radio", name="log")).to_be_visible()
-
-
-@pytest.mark.parametrize("size", share([(390, 800), (1280, 800), (1920, 1080)], 3), ids=str)
-def test_nothing_runs_over_the_edge(page: Page, saved: Callable[..., str], size: tuple[int, int]) -> None:
-    page.set_viewport_size({"width": size[0], "height": size[1]})
-    page.goto(f"{saved(captured(60, heads=12, kv_heads=12, layers=3))}#row=20&col=3")
-    weight(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    canvas = page.locator(CANVAS).bounding_box()
-    assert canvas is not None
-    assert canvas["width"] > 300
 
 
 def test_a_file_cut_short_says_so(page: Page, saved: Callable[..., str]) -> None:

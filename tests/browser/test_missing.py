@@ -28,10 +28,3 @@ def test_convolutions_are_named_and_do_not_spoil_the_badge(page: Page, opened: C
     sentence = "2 modules mix tokens in another way than by attention and have no map: 2 × Conv1d."
     expect(page.get_by_text(sentence)).to_be_visible()
     expect(page.locator(".grid-head .badge")).to_have_count(0)
-
-
-def test_a_whole_capture_says_nothing_of_it(page: Page, opened: Callable[..., str]) -> None:
-    page.goto(opened(captured()))
-    expect(page.locator(".map-notes .badge")).to_have_text("Certified")
-    expect(page.locator(".grid-head .badge")).to_have_count(0)
-    expect(page.get_by_text("could not be captured")).to_have_count(0)

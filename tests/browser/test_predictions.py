@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually
-from tests.captures import HOSTILE, captured, predicted
-from tests.sampling import share
+from tests.captures import captured, predicted
 
 PANEL = "#view-text .text-predictions"
 
@@ -69,46 +66,3 @@ def test_keys_lead_from_token_to_token(page: Page, opened: Callable[..., str]) -
     expect(page.locator(f"{PANEL} h3")).to_have_text("After “·t2” the model expects")
     page.keyboard.press("End")
     expect(page.locator(f"{PANEL} h3")).to_have_text("After “·t6” the model expects")
-
-
-def test_hostile_words_stay_text(page: Page, opened: Callable[..., str]) -> None:
-    page.goto(opened(predicted(captured(20), words=HOSTILE)) + "#view=text&row=4")
-    expect(page.locator(f"{PANEL} .likeliest li")).to_have_count(10)
-    assert page.locator(f"{PANEL} img").count() == 0
-
-
-def test_a_model_without_predictions_says_nothing(page: Page, opened: Callable[..., str]) -> None:
-    page.goto(opened(captured(20)) + "#view=text&row=4")
-    expect(page.locator("#view-text .ranked li")).to_have_count(5)
-    expect(page.locator(PANEL)).to_be_hidden()
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"),
-    share(
-        [
-            (390, 844, "light"),
-            (390, 844, "dark"),
-            (720, 450, "light"),
-            (1280, 800, "dark"),
-            (1920, 1080, "light"),
-        ],
-        5,
-    ),
-)
-def test_they_fit_every_window(
-    width: int, height: int, scheme: Any, browser: Browser, serve: Callable[..., BackgroundServer]
-) -> None:
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(serve(predicted(captured(200))).address + "#view=text&row=4")
-    expect(page.locator(f"{PANEL} .likeliest li")).to_have_count(10)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    box = page.locator(f"{PANEL} .likeliest").bounding_box()
-    assert box is not None
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= width
-    if height > 700:  # a token and the panel are in sight together
-        expect(page.locator("#tok-4")).to_be_in_viewport()
-        expect(page.locator(f"{PANEL} h3")).to_be_in_viewport()
-    context.close()

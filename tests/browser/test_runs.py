@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Capture
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
-from tests.browser.eventually import eventually, link, open_settings
+from tests.browser.eventually import link, open_settings
 from tests.captures import captured, predicted
-from tests.sampling import share
 
 BANNER = ".run-banner"
 
@@ -193,21 +191,6 @@ def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Callable[..., 
     )
 
 
-def test_the_cut_of_all_in_view_follows_the_map(page: Page, address: str) -> None:
-    page.goto(address + "#view=map&layer=1&head=0")
-    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
-    view = page.get_by_role("button", name="Stop attention in view")
-    expect(view).to_be_hidden()
-    open_settings(page)
-    page.get_by_role("button", name="Zoom in").click()
-    expect(view).to_be_visible()
-    before = view.inner_text()
-    page.get_by_role("button", name="Zoom in").click()
-    expect(view).not_to_have_text(before)
-    page.get_by_role("button", name="Show the whole map").click()
-    expect(view).to_be_hidden()
-
-
 def test_a_generation_is_said_to_be_without_the_cuts(
     page: Page, serve: Callable[..., BackgroundServer], model: Model
 ) -> None:
@@ -292,33 +275,3 @@ def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Calla
     expect(page.locator("#view-text .likeliest")).to_have_count(1)
     for name in ("Undo", "Show own run", "What changed"):
         expect(page.get_by_role("button", name=name)).to_have_count(0)
-
-
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    share([(390, "light"), (390, "dark"), (720, "light"), (1100, "dark"), (1920, "light")], 5),
-)
-def test_the_banner_fits_every_window(width: int, scheme: Any, browser: Browser, address: str) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(address + "#view=map&layer=1&head=2&row=20&col=3")
-    page.get_by_role("switch", name="Cut head 1.2").click()
-    page.get_by_role("button", name="Stop attention from every token to “·t3” (3)").click()
-    expect(page.locator(".cut-chip")).to_have_count(2)
-    page.get_by_role("button", name="What changed").click()
-    expect(page.locator(f"{BANNER} .changed li")).to_have_count(10)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for button in page.locator(f"{BANNER} .run-line .button:visible").all():
-        box = button.bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= width
-        assert box["height"] < 40  # one line
-    page.get_by_role("tab", name="Heads").click()
-    card = page.locator("#view-heads .card").first
-    expect(card.locator(".take")).to_be_visible()
-    # Cards move while scores come: both edges are read at once.
-    right = "(one) => one.getBoundingClientRect().right"
-    edges = f"(card) => [card.querySelector('.take'), card].map({right})"
-    eventually(page, lambda: card.evaluate(edges), lambda found: found[0] <= found[1])
-    context.close()

@@ -8,32 +8,16 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from benchmarks.panning import drag
 from regard.recorder import Capture
 from regard.show.server.background import BackgroundServer
-from tests.browser.eventually import eventually, link
 from tests.captures import captured
 
 T = 16_384
-CANVAS = ".map-stage canvas"
 
 
 @pytest.fixture(scope="module")
 def long_capture() -> Capture:
     return captured(T, layers=1, heads=2, kv_heads=1, width=8, values=False)
-
-
-@pytest.mark.at_length("test_a_single_weight_of_a_long_map_is_the_library_s")
-def test_a_long_map_moves(page: Page, serve: Callable[..., BackgroundServer], long_capture: Capture) -> None:
-    running = serve(long_capture)
-    page.route(
-        "**/api/layer_heads*", lambda route: route.fulfill(json=[])
-    )  # scores of so many tokens take long
-    page.goto(f"{running.address}#zoom=0.5&x=4000&y=9000")  # a cell is 2 × 2 weights: tiles come and go
-    expect(page.locator(CANVAS)).to_be_visible()
-    before = link(page)
-    assert len(drag(page, CANVAS)) == 90  # frames
-    eventually(page, lambda: link(page), lambda now: now != before)
 
 
 def test_a_single_weight_of_a_long_map_is_the_library_s(

@@ -91,17 +91,6 @@ def test_words_are_the_units_of_the_text(page: Page, opened: Callable[..., str])
     expect(page.locator(".text-notes h3").first).to_have_text(re.compile(r"^Sentence \d+, pinned$"))
 
 
-def test_where_tokens_are_not_known_there_are_no_words(page: Page, opened: Callable[..., str]) -> None:
-    seen = captured(20)
-    seen.tokens = None
-    page.goto(opened(seen) + "#units=words&shade=values")
-    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
-    for name in ("words", "sentences"):
-        expect(page.get_by_role("radio", name=name)).to_be_hidden()
-    for label in ("Quantity", "Next token"):
-        expect(page.locator("#view-map").get_by_label(label, exact=True)).to_be_hidden()
-
-
 def test_value_weighted_attention(page: Page, opened: Callable[..., str]) -> None:
     seen = read()
     page.goto(opened(seen) + "#layer=4&head=2&row=20&col=5")
@@ -192,22 +181,3 @@ def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, wi
     assert box["x"] + box["width"] <= stage["x"] + stage["width"] + 1
     assert stage["y"] - 1 <= box["y"]
     assert box["y"] + box["height"] <= stage["y"] + stage["height"] + 1
-
-
-@pytest.mark.parametrize(
-    ("width", "theme"),
-    share([(390, "light"), (390, "dark"), (768, "light"), (1280, "dark"), (1920, "light")], 5),
-)
-def test_nothing_sticks_out(page: Page, serve: Any, width: int, theme: Any) -> None:
-    running = serve([read(), read((1, 1))])
-    page.emulate_media(color_scheme=theme)
-    page.set_viewport_size({"width": width, "height": 844})
-    for place in (
-        "shade=logit",
-        "view=text&shade=logit&units=words",
-        "units=sentences&shade=values",
-    ):
-        page.goto(f"{running.address}#{place}")
-        expect(page.locator(".map-foot, .text-said").first).not_to_be_empty()
-        page.wait_for_timeout(150)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place

@@ -48,9 +48,3 @@ def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
     layer, head = focused.split("/")
     expect(page).to_have_url(re.compile(f"layer={layer}&head={head}"))
-
-
-def test_without_a_survey_there_is_no_such_view(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(20)).address + "#view=survey")
-    expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
-    expect(page.locator("#tab-survey")).to_have_count(0)

@@ -15,7 +15,7 @@ from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents
 from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually, open_settings
-from tests.captures import HOSTILE, captured
+from tests.captures import captured
 
 
 def ranked(page: Page) -> list[tuple[int, float]]:
@@ -206,33 +206,6 @@ def test_characters_in_pieces_directions_names_and_huge_tokens(
         expect(page.locator(f"#view-{view}")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("#tok-12").evaluate("e => e.textContent.length") < 500
-
-
-def test_hostile_tokens_stay_text(page: Page, opened: Callable[..., str]) -> None:
-    page.goto(opened(captured(40, tokens=(HOSTILE * 5)[:40])) + "#view=text")
-    page.hover("#tok-8")
-    expect(page.locator("#tok-8")).to_have_text(HOSTILE[0])
-    assert page.locator("#view-text img").count() == 0
-
-
-def test_thousands_of_tokens_follow_the_pointer(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(4096, layers=1, heads=1, kv_heads=1)).address + "#view=text&row=4000")
-    expect(page.locator("#view-text .ranked li")).to_have_count(5)
-    spent = page.evaluate(
-        """async () => {
-          const frame = () => new Promise(requestAnimationFrame);
-          const times = [];
-          for (let token = 3000; token < 3030; token++) {
-            const began = performance.now();
-            document.getElementById(`tok-${token}`).click();
-            document.body.offsetHeight;
-            times.push(performance.now() - began);
-            await frame();
-          }
-          return times.sort((a, b) => a - b)[15];
-        }"""
-    )
-    assert spent < 100  # the median; about 10 ms on an idle machine
 
 
 def test_all_layers_are_those_that_read_alike(page: Page, opened: Callable[..., str]) -> None:

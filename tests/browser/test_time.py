@@ -12,7 +12,6 @@ from playwright.sync_api import Page, expect
 from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured
-from tests.sampling import share
 
 
 def cells(page: Page) -> list[float]:
@@ -102,26 +101,6 @@ def test_a_line_is_named_where_the_pointer_is_and_chosen(
     expect(page.locator("#view-time .chart-name.own").first).to_have_text("head 1.1")
     page.get_by_role("tab", name="Map").click()
     expect(page.locator(".run-banner")).to_be_visible()
-
-
-def test_a_hostile_address_is_only_an_address(
-    page: Page, serve: Callable[..., BackgroundServer], training_run: dict[str, Any]
-) -> None:
-    address = serve(captured(20), contents={"time": training_run}).address
-    for view in share(["time", "heads", "steps", "text", "cache"], 3):
-        odd = "score=constructor&scoredOn=__proto__&chosenHead=9/9&trainingStep=x&example=9.9"
-        odd += "&pair=0/0/0,9/x/y&scope=a&cachePolicy=x&label=__proto__&layerFilter=9"
-        page.goto("about:blank")
-        page.goto(f"{address}#view={view}&{odd}")
-        expect(page.locator(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
-        page.wait_for_load_state("networkidle")
-        expect(page.locator("#status")).to_be_empty()
-
-
-def test_without_a_run_there_is_no_such_view(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(20)).address + "#view=time")
-    expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
-    expect(page.locator("#tab-time")).to_have_count(0)
 
 
 def test_the_history_of_a_monitor_opens(page: Page, serve: Callable[..., BackgroundServer]) -> None:

@@ -84,18 +84,6 @@ def test_no_arithmetic_runs_on_the_thread_of_the_page(
     assert ran & ARITHMETIC == set()
 
 
-@pytest.mark.at_length("test_no_arithmetic_runs_on_the_thread_of_the_page")
-def test_the_page_draws_frames_while_a_tile_is_computed(
-    page: Page, saved: Callable[..., str], seen: Capture
-) -> None:
-    page.add_init_script(WATCH)
-    page.goto(saved(captured(3000, layers=1, heads=1, kv_heads=1, width=64)))
-    expect(page.locator("html[data-tile]")).to_have_count(1)
-    happened: list[str] = page.evaluate("happened")
-    asked, answered = happened.index("tile asked"), happened.index("tile answered")
-    assert happened[asked:answered].count("frame") >= 2
-
-
 @pytest.mark.parametrize("why", share(["forbidden by a policy", "no such thing"], 2))
 def test_without_a_worker_the_page_computes_by_itself(
     page: Page,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard import checker
-from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake, read_themes
+from regard.checker.catalogue import CATALOGUE, get_mistake, read_themes
 from regard.checker.examples import (
     LENGTH,
     code_of_test,
@@ -17,12 +17,6 @@ from regard.checker.examples import (
     mended_program,
     plant_mistake,
 )
-
-
-def test_names_are_kebab_case_and_unique():
-    names = [m.name for theme in THEMES.values() for m in theme]
-    assert len(names) == len(set(names)) == len(CATALOGUE)
-    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
 
 
 def test_an_entry_says_everything():
@@ -92,16 +86,6 @@ def folder_with(path, text, listed="looking-away"):
     (path / "mistakes" / "looking-away.toml").write_text(text, encoding="utf-8")
     (path / "themes.toml").write_text(f'gaze = ["{listed}"]\n', encoding="utf-8")
     return path
-
-
-def test_a_mistake_is_read_from_its_file(tmp_path):
-    (mistake,) = read_themes(folder_with(tmp_path, COMPLETE))["gaze"]
-    assert mistake.name == "looking-away"
-    assert [change.get("axis") for change in mistake.changes] == [0, 1, None]
-    assert mistake.changes[0]["window"] is None
-    assert callable(mistake.changes[0]["causal"])
-    assert mistake.changes[2] == {"roles": (1, 0, 2)}
-    assert mistake.plants == dict.fromkeys(("head", "layer"), (("softmax", "sigmoid"),))
 
 
 @pytest.mark.parametrize(

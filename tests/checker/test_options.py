@@ -1,7 +1,6 @@
 """What a report says of options: the pairs that were tried, precedence, caches, dropout."""
 
 import pytest
-import torch.nn.functional as F
 
 from regard.checker import check
 from tests.checker.corpus import dropout_rates, options, usual_caches
@@ -27,16 +26,6 @@ def test_a_documented_precedence_is_an_assumption():
 def test_a_dropped_option_is_named_with_the_one_that_drops_it():
     report = check(options.fused_path_has_no_cap)
     assert _detail(report, "padding and softcap") == "`key_padding_mask` switches `softcap` off"
-
-
-def test_prose_about_something_else_documents_no_precedence():
-    def attention(q, k, v, attn_mask=None, is_causal=False):
-        """attn_mask: True = may look; if None, no mask is applied. is_causal: hides later keys."""
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=attn_mask, is_causal=is_causal and attn_mask is None
-        )
-
-    assert check(attention).diagnoses[0].name == "option-dropped"
 
 
 @pytest.mark.parametrize("cls", [usual_caches.PastKeyValue, usual_caches.Preallocated])

@@ -117,28 +117,3 @@ def test_a_wrong_table_in_a_buffer_is_found_and_a_random_one_shared():
     assert [failure.name for failure in check(WrongTable, oracle=Slow).failures] == ["buffers"]
     report = check(OtherDraw, oracle=RandomTable)
     assert report.verdict == "right", str(report)
-
-
-def test_a_complex_buffer_stays_complex():
-    class Slow(Separate):
-        def __init__(self, d_model=48):
-            super().__init__(d_model)
-            self.register_buffer("turn", torch.linspace(0, 1, d_model // 2))
-
-        def forward(self, x):
-            a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-            cos, sin = self.turn.cos(), self.turn.sin()
-            return super().forward(torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2))
-
-    class Fast(Separate):
-        def __init__(self, d_model=48):
-            super().__init__(d_model)
-            angles = torch.linspace(0, 1, d_model // 2)
-            self.register_buffer("turn", torch.polar(torch.ones_like(angles), angles))
-
-        def forward(self, x):
-            turned = torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * self.turn
-            return super().forward(torch.view_as_real(turned).flatten(-2).to(x))
-
-    report = check(Fast, oracle=Slow)
-    assert report.verdict == "right", str(report)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.examples import NAMES, TEMPLATES, plant_mistake
+from regard.checker.examples import NAMES, plant_mistake
 from regard.checker.reports.report import COLOURS, Check, Diagnosis, Report
 from regard.cli import app
 from tests.checker.planting import load
@@ -87,13 +87,6 @@ def _without_time(text):
     return re.sub(r"\d+\.\d s", "", text).strip()
 
 
-def test_a_narrow_terminal_gets_shorter_lines():
-    from regard.checker.reports.report import report_lines
-
-    report = a_report(undecided="")
-    assert max(len(line.text) for line in report_lines(report, 50)) <= 50
-
-
 @pytest.mark.parametrize("verdict", COLOURS)
 def test_a_notebook_shows_the_verdict_in_its_colour(verdict):
     checks = {
@@ -156,15 +149,3 @@ def test_a_failing_test_shows_the_report_and_no_frame_of_ours(tmp_path, style):
     if style != "native":  # Python's own traceback cannot hide a frame
         assert "regard/" not in run.stdout
     assert "During handling" not in run.stdout
-
-
-def test_the_help_names_one_file_and_with_once():
-    shown = CliRunner().invoke(app, ["check", "--help"]).output
-    assert "[FILE.py:Name]\n" in shown
-    assert shown.count("--with") == 1
-
-
-def test_the_templates_are_right_at_a_glance():
-    report = regard.check(load(TEMPLATES["head"], NAMES["head"]))
-    assert str(report).splitlines()[0].startswith("CausalHead (one head of ")
-    assert "is right" in report.summary

@@ -64,13 +64,6 @@ def test_every_form_of_a_mistake_is_seen_on_some_input(of_the_check):
     assert all("= 128" in form for forms in partly.values() for form in forms), partly
 
 
-@pytest.mark.parametrize("name", SEEN)
-def test_the_kinds_of_input_that_show_a_mistake(of_the_check, name):
-    distances, (seen, unseen) = of_the_check[name].distances, SEEN[name]
-    assert all(distances[kind] > CLEAR for kind in seen)
-    assert all(distances[kind] < 1e-3 for kind in unseen)
-
-
 @pytest.mark.skipif(not os.environ.get("REGARD_ALL"), reason="it shows all of them: REGARD_ALL=1")
 def test_the_documents_show_what_the_command_prints(printed):
     """`test_docs` holds the other documents; the numbers of this one are at hand here."""
@@ -157,14 +150,6 @@ def test_inputs_without_blind_spots_show_everything_that_an_output_can():
 def test_rounding_is_not_taken_for_a_mistake(dtype):
     unseen = measure_visibility(*draw(dtype=dtype), causal=True).unseen
     assert {"window-dropped", "top-left-causal", "softmax-overflow"} <= set(unseen)
-
-
-def test_wrong_inputs_are_answered():
-    q, k, v = draw()
-    with pytest.raises(ValueError, match="expected all three"):
-        measure_visibility(q)
-    with pytest.raises(ValueError, match=r"got \(2, 7, 10\)"):
-        measure_visibility(q[:, 0], k[:, 0], v[:, 0])
 
 
 def test_the_command_prints_the_table_and_json(printed):

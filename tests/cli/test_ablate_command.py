@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from regard.cli.ablate import _change_of_loss
 from regard.gpt import GPT
-from regard.interventions import Effect, ablate, effect
+from regard.interventions import ablate, effect
 from tests.cli.conftest import TEXT as SENTENCE
 from tests.cli.conftest import runner, save_model
 
@@ -54,15 +50,6 @@ def test_means_several_heads_and_labels(folder: Path) -> None:
     assert "of other layers too" in " ".join(shown.split())  # a line of 80 columns is broken
     with pytest.raises(ValueError, match="none is labelled 'induction'"):
         run("--model", folder, "--label", "induction", "--text", TEXT)
-
-
-def test_one_random_set_is_a_number_and_no_band() -> None:
-    model: Any = SimpleNamespace(title="A model")
-    words = ("head 1.2 set to zero",)
-    one = Effect(0.5, 0.5, 0.5, [0.5], 3.0, [0.1], math.nan, math.nan, None, words, "loss")
-    shown = str(_change_of_loss(model, [torch.zeros(5)], one))
-    assert "random heads  +0.100  (one random set, too few for a band)" in shown
-    assert "one random edit gives +0.100" in str(one)
 
 
 def test_the_included_model_forgets_a_name_without_its_induction_heads() -> None:

@@ -45,19 +45,6 @@ def test_without_a_command_it_greets_with_three_ways() -> None:
     assert "\x1b" not in result.output  # this is no terminal
 
 
-def test_the_greeting_names_commands_that_there_are() -> None:
-    group: Any = get_command(app)
-    commands = [command for way in welcome.WAYS for command, _ in way.commands]
-    assert {command.split()[0] for command in commands} == {"regard"}
-    assert {command.split()[1] for command in commands} <= group.commands.keys()
-
-
-def test_the_greeting_is_coloured_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[" in run(app, []).output
-
-
 def test_an_unknown_command_is_an_error() -> None:
     assert run(app, ["looks"]).exit_code == 2
 
@@ -111,12 +98,6 @@ def test_what_a_user_gets_wrong_is_one_line(
     assert out == ""
     assert err.startswith(message)
     assert err.count("\n") == 1
-
-
-def test_python_m_regard(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "regard", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (0, f"regard {regard.__version__}\n")
 
 
 def test_the_real_command(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app, main
-from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.model import Model
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import character_tokenizer
@@ -86,14 +84,6 @@ def test_a_saved_capture_is_shown(tmp_path: Path) -> None:
     result = run(app, ["inspect", str(tmp_path / "capture"), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert out.stat().st_size > 10_000
-
-
-def test_the_built_in_text_fits_the_model_in_the_box_and_repeats_itself() -> None:
-    model = GPT.from_pretrained("default")
-    assert model.tokenizer is not None
-    assert 250 <= len(model.tokenizer.encode(STORY).ids) <= 400
-    for phrase in ("Captain Thomas Reed", "And so it was that the ships came home", "If the lamp is lit"):
-        assert STORY.count(phrase) >= 2, phrase
 
 
 @contextmanager
@@ -204,41 +194,6 @@ def test_numbers_on_the_page_are_those_of_the_model(folder: Path) -> None:
     assert seen.certificate.certified
 
 
-class CountingTokenizer:
-    """A tokenizer that counts how often it is given each text."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.texts: Counter[str] = Counter()
-
-    def encode(self, text: str, **options: Any) -> Any:
-        self.texts[text] += 1
-        return self.tokenizer.encode(text, **options)
-
-    def encode_batch(self, texts: list[str], **options: Any) -> Any:
-        self.texts.update(texts)
-        return self.tokenizer.encode_batch(texts, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer, name)
-
-
-@pytest.mark.parametrize("command", ["inspect", "heads"])
-def test_each_text_is_tokenised_once(
-    command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = GPT.from_pretrained(folder)
-    counting: Any = CountingTokenizer(model.tokenizer)
-    model.tokenizer = counting
-    monkeypatch.setattr(GPT, "from_pretrained", lambda name: model)
-    monkeypatch.setattr(Model, "can_generate", False)  # else the page also continues the first text
-    texts = ["the cat sat, the hat sat", TEXT]
-    options = ["--out", str(tmp_path / "page.html")] if command == "inspect" else ["--no-probe"]
-    result = run(app, [command, *(word for text in texts for word in ("--text", text)), *options])
-    assert result.exit_code == 0, result.output
-    assert [counting.texts[text] for text in texts] == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -275,17 +230,3 @@ def test_what_is_no_capture_is_said_in_a_line(tmp_path: Path, fails: Callable[..
     regard.attention_map(x, x).save(tmp_path / "map.safetensors")
     said = fails(tmp_path / "map.safetensors")
     assert "expected a capture" in said
-
-
-@pytest.mark.parametrize(
-    ("contents", "problem"),
-    [(b"\xff\xfe", "expected UTF-8 text"), (b"a\0b", "contains zero bytes"), (b" ", "is empty")],
-)
-def test_a_file_without_text_is_said_to_be_the_file(
-    contents: bytes, problem: str, tmp_path: Path, fails: Callable[..., str]
-) -> None:
-    (tmp_path / "text.bin").write_bytes(contents)
-    said = fails("--file", tmp_path / "text.bin")
-    assert "file: expected" in said
-    assert problem in said
-    assert "corpus" not in said

@@ -48,11 +48,6 @@ def test_the_examples_go_to_the_page(folder: Path, corpus: Path, tmp_path: Path)
         read_survey(out)
 
 
-def test_windows_no_longer_than_the_model_can_read(folder: Path, corpus: Path, tmp_path: Path) -> None:
-    said = run(corpus, "--model", folder, "--out", tmp_path / "out.csv", "--windows", 1, "--device", "cpu")
-    assert "1 windows, 64 tokens" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -64,11 +59,6 @@ def test_windows_no_longer_than_the_model_can_read(folder: Path, corpus: Path, t
 def test_what_a_user_gets_wrong(folder: Path, corpus: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(corpus, "--model", folder, "--device", "cpu", *arguments)
-
-
-def test_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected a text file as the corpus"):
-        run(tmp_path / "none.txt")
 
 
 def test_shards_are_joined_to_the_same_bytes(folder: Path, corpus: Path, tmp_path: Path) -> None:

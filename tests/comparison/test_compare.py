@@ -12,22 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.comparison import aligned_maps
-from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import align
-from regard.gpt import GPT
 from regard.recorder import Capture
 from tests.captures import layer_of
-from tests.maps import drawn_maps
 from tests.recorder.text_models import TEXTS, made, words
 
 ids = st.lists(st.integers(0, 4), max_size=9)
-
-
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aligned_maps, "TILE_NUMBERS", 30)
-    monkeypatch.setattr(aligned_maps, "MAX_SIDE", 4)
 
 
 def longest(a: list[int], b: list[int]) -> int:
@@ -47,44 +37,6 @@ def test_an_alignment_is_a_longest_common_subsequence(a: list[int], b: list[int]
     assert all(a[i] == b[j] for i, j in pairs)
     assert all(i < k and j < m for (i, j), (k, m) in pairwise(pairs))
     assert len(pairs) == longest(a, b)
-
-
-@given(data=st.data(), drawn=drawn_maps.maps())
-def test_a_map_at_some_positions_is_that_part_of_the_dense_matrix(data: st.DataObject, drawn: Any) -> None:
-    m, A, _ = drawn
-    _, _, T, S = m.matrix
-    rows, keys = (torch.tensor(sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))) for n in (T, S))
-    part = select_positions(m, rows, keys)
-    expected = A[:, :, rows][..., keys]
-    torch.testing.assert_close(part.to_dense(), expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(part.received(), expected.sum(-2), atol=1e-10, rtol=0)
-    pooled = part.pool([0, len(rows)], [0, len(keys)])
-    torch.testing.assert_close(pooled[..., 0, 0], expected.sum(-1).mean(-1), atol=1e-10, rtol=0)
-
-
-@pytest.mark.usefixtures("small_tiles")
-@given(data=st.data(), drawn=drawn_maps.maps(), seed=st.integers(0, 99))
-def test_the_distance_of_two_rows_is_the_mass_that_has_to_move(
-    data: st.DataObject, drawn: Any, seed: int
-) -> None:
-    """The second map has the mask of the first, other queries, and no sink logits."""
-    m, A, (x, _) = drawn
-    _, _, T, S = m.matrix
-    q = torch.randn(x.q.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    other = regard.attention_map(q, x.k, mask=m.mask)
-    B = other.to_dense()
-    keys = torch.tensor(sorted(data.draw(st.sets(st.integers(0, S - 1), min_size=1))))
-    parts = [select_positions(each, torch.arange(T), keys) for each in (m, other)]
-    shared = len(keys) == S
-    found = total_variation(*parts, shared_a=shared, shared_b=shared)
-    left = [j for j in range(S) if j not in keys.tolist()]
-    # The sink logit is one more key; the keys that are not shared are others in each.
-    on_logit = (A.sum(-1) - (A.sum(-1) > 0).double()).abs()
-    expected = (A[..., keys] - B[..., keys]).abs().sum(-1) + A[..., left].sum(-1) + B[..., left].sum(-1)
-    if m.sinks is not None:
-        empty = A.sum(-1) == 0
-        expected = expected + torch.where(empty, 1.0, on_logit)
-    torch.testing.assert_close(found, expected / 2, atol=1e-9, rtol=0)
 
 
 def dense_distance(A: Tensor, B: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
@@ -159,17 +111,6 @@ def test_two_texts_of_one_padded_batch() -> None:
         regard.compare(together, together, batch=(0, 1, 2))  # type: ignore[arg-type]
 
 
-def test_an_encoder_and_decoder_are_aligned_each_by_its_own_tokens() -> None:
-    model = made("T5")
-    a, b = (regard.capture(model, text=text, tokenizer=words()) for text in TEXTS[:2])
-    found = regard.compare(a, b)
-    assert set(found.alignments) == {"encoder", "decoder", "cross"}
-    rows, keys = found.alignments["cross"]
-    assert len(rows.a) == 1
-    assert len(keys.a) == 2  # a mat
-    assert found["cross.1", 0].shape == (1, 2)
-
-
 def test_only_shared_layers_and_heads_are_compared() -> None:
     model = made("Llama")
     options: dict[str, Any] = {"text": TEXTS[0], "tokenizer": words()}
@@ -203,24 +144,3 @@ def test_what_cannot_be_compared_is_refused() -> None:
     assert regard.compare(unknown[0], unknown[0]).heads[0].distance == 0
     with pytest.raises(ValueError, match=r"as many queries.*since the tokens are not known, got 5 and 4"):
         regard.compare(*unknown)
-
-
-def test_large_scores_keep_their_digits() -> None:
-    """Heads that are computed in float64 stay so at some positions."""
-    torch.manual_seed(0)
-    q, k = 30 * torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8)
-    m = regard.attention_map(q, k, mask=regard.causal)
-    assert bool(m.precise.large.any())
-    rows, keys = torch.arange(1, 12, 2), torch.arange(0, 12, 3)
-    exact = torch.where(
-        torch.ones(12, 12).tril().bool(), (q.double() @ k.double().mT) * 8**-0.5, -torch.inf
-    ).softmax(-1)
-    part = select_positions(m, rows, keys).to_dense()
-    torch.testing.assert_close(part.double(), exact[:, :, rows][..., keys], atol=1e-6, rtol=0)
-
-
-def test_the_included_model_on_two_prompts() -> None:
-    model = GPT.from_pretrained("default")
-    a, b = (regard.capture(model, text=f"Mary kept the {thing} lit.") for thing in ("lamp", "fire"))
-    assert [token.text for token in regard.compare(a, b).only_b] == [" fire"]
-    assert regard.compare(a, a).heads[0].distance < 1e-6

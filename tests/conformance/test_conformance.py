@@ -11,7 +11,6 @@ import numpy
 import pytest
 import torch
 
-from regard.checker import CATALOGUE
 from regard.conformance import judge, write_cases
 from regard.conformance.case_folder import INDEX, TENSORS
 from regard.conformance.case_table import UNTESTED, make_cases, untested_pairs
@@ -55,7 +54,7 @@ def test_a_right_program_is_right(folder, tmp_path):
 
 
 # In every run one that makes NaN, which is told apart from NaN of other causes.
-@pytest.mark.parametrize("name", dict.fromkeys([*share(WRONG, 28), "zero-times-infinity"]))
+@pytest.mark.parametrize("name", dict.fromkeys([*share(WRONG, 56), "zero-times-infinity"]))
 def test_a_wrong_line_is_named_first(folder, tmp_path, name):
     judgement = judge_program(folder, tmp_path / "results.safetensors", WRONG[name])
     assert judgement.verdict == "wrong"
@@ -83,16 +82,6 @@ def test_the_folder_is_small_and_the_same_every_time(folder, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
     write_cases(tmp_path / "other", seed=1)
     assert (tmp_path / "other" / TENSORS).read_bytes() != (folder / TENSORS).read_bytes()
-
-
-def test_inputs_are_exact_in_half_precision(folder):
-    from safetensors.torch import load_file
-
-    for name, x in load_file(folder / TENSORS).items():
-        if name.endswith((".q", ".k", ".v")):
-            exact = x.double()
-            assert torch.equal(exact.half().double(), exact)
-            assert torch.equal(exact.bfloat16().double(), exact)
 
 
 def test_what_is_not_there_is_not_judged(folder, tmp_path):
@@ -125,41 +114,6 @@ def test_two_mistakes_at_once_are_both_named(folder, tmp_path, one, other):
     assert f"WRONG: {' and '.join(judgement.together)}" in str(judgement)
 
 
-def test_a_mistake_of_sinks_stands_beside_another(folder, tmp_path):
-    lines = [*WRONG["window-off-by-one"], *WRONG["sink-dropped"]]
-    judgement = judge_program(folder, tmp_path / "results.safetensors", lines)
-    assert judgement.mistakes[0] == "window-off-by-one"
-    assert judgement.elsewhere == ["sink-dropped"]
-    assert "WRONG: window-off-by-one, and sink-dropped" in str(judgement)
-
-
-def test_wrong_outputs_that_the_named_mistake_is_not_compared_with_are_listed(folder, tmp_path):
-    """Zeros tell of no mistake, and what is wrong in a cache says nothing of another case."""
-    from safetensors.torch import load_file
-
-    results = tmp_path / "results.safetensors"
-    run_program(folder, results, WRONG["window-off-by-one"])
-    zeros = {n: x * 0 if n.startswith("packed-c") else x for n, x in load_file(results).items()}
-    judgement = judge_tensors(folder, tmp_path, zeros)
-    assert judgement.mistakes[0] == "window-off-by-one"
-    assert "packed-cross.output" in judgement.uncompared
-    run_program(folder, results, WRONG["cache-ignored"])
-    wrong = {n: x * 2 if n == "plain.output" else x for n, x in load_file(results).items()}
-    judgement = judge_tensors(folder, tmp_path, wrong)
-    assert judgement.mistakes[:1] == ["cache-ignored"]
-    assert "plain.output" in judgement.uncompared
-    assert "cache.output" not in judgement.uncompared
-
-
-def test_of_three_mistakes_at_once_one_is_named_as_nearest(folder, tmp_path):
-    names = ("no-scale", "softcap-dropped", "grouped-heads-tiled")
-    lines = [line for name in names for line in WRONG[name]]
-    judgement = judge_program(folder, tmp_path / "results.safetensors", lines)
-    assert (judgement.mistakes, judgement.together) == ([], [])
-    assert judgement.nearest == "no-scale"
-    assert "explains some of them" in str(judgement)
-
-
 def test_results_for_other_inputs_are_recognised(folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -172,14 +126,6 @@ def test_results_for_other_inputs_are_recognised(folder, tmp_path):
     save_file(noise, tmp_path / "noise.safetensors")
     text = " ".join(str(judge(folder, tmp_path / "noise.safetensors")).split())
     assert "Were they computed from the inputs of this folder?" in text
-
-
-def test_whole_numbers_are_no_results(folder, tmp_path):
-    from safetensors.torch import save_file
-
-    save_file({"plain.output": torch.zeros(2, 4, 7, 6, dtype=torch.int32)}, tmp_path / "int.safetensors")
-    judgement = judge(folder, tmp_path / "int.safetensors")
-    assert "plain.output: expected floating-point numbers, got int32" in str(judgement)
 
 
 def test_a_broken_folder_is_answered_in_a_sentence(folder, tmp_path):
@@ -195,15 +141,11 @@ def test_a_broken_folder_is_answered_in_a_sentence(folder, tmp_path):
         judge(tmp_path, tmp_path / "results")
 
 
-def test_wrong_lines_are_mistakes_of_the_catalogue():
-    assert {name.partition("/")[0] for name in WRONG} <= CATALOGUE.keys()
-
-
 def test_every_two_features_are_in_one_case_or_left_out_with_a_reason():
     assert untested_pairs(make_cases()) == UNTESTED.keys()
 
 
-@pytest.mark.parametrize("name", share(UNNAMED, 8))
+@pytest.mark.parametrize("name", share(UNNAMED, 16))
 def test_a_kernel_that_is_wrong_in_a_corner_is_not_called_right(folder, tmp_path, name):
     """None of these is a mistake of the catalogue; each is right in most cases."""
     lines, where = UNNAMED[name]
@@ -280,16 +222,6 @@ def test_results_without_an_output_are_not_right(folder, tmp_path, right_outputs
     judgement = judge_tensors(folder, tmp_path, wrong)
     assert judgement.verdict == "wrong", "NaN is no −∞"
     assert "No output is there; wrong is lse" in str(judgement)
-
-
-def test_the_verdict_lists_what_was_not_compared(folder, tmp_path, right_outputs):
-    some = {n: x for n, x in right_outputs.items() if not n.startswith(("packed", "bfloat16-packed"))}
-    del some["plain.lse"]
-    text = " ".join(str(judge_tensors(folder, tmp_path, some)).split())
-    assert text.startswith("right in 77 of 89 cases (153 of 153 results are right)")
-    assert "since there is no output: packed, packed-cross, packed-grouped" in text
-    assert "no output was compared with: packed" in text
-    assert "since it is not there: lse of plain; any dq; any dk; any dv" in text
 
 
 @pytest.mark.parametrize(

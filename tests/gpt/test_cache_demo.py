@@ -69,15 +69,6 @@ def test_it_ends_with_an_end_token_and_with_the_context() -> None:
     assert stopped == written[: written.index(written[2]) + 1]
 
 
-def test_the_model_is_left_as_it_was_also_when_nobody_reads_on() -> None:
-    gpt = model()
-    steps = compare_with_and_without_cache(gpt, PROMPT, tokens=5)
-    next(steps)
-    assert not torch.is_inference_mode_enabled()
-    steps.close()
-    assert all("attend" not in block.attention.__dict__ for block in gpt.blocks)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -89,15 +80,3 @@ def test_the_model_is_left_as_it_was_also_when_nobody_reads_on() -> None:
 def test_bad_arguments_are_refused_at_once(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compare_with_and_without_cache(model(), **{"prompt": PROMPT, **options})
-
-
-def test_at_a_temperature_tokens_are_drawn() -> None:
-    gpt = model()
-    torch.manual_seed(0)
-    greedy, drawn = (
-        [step.token_id for step in compare_with_and_without_cache(gpt, PROMPT, tokens=12, temperature=t)]
-        for t in (0.0, 5.0)
-    )
-    assert drawn != greedy
-    with pytest.raises(ValueError, match="temperature"):
-        compare_with_and_without_cache(gpt, PROMPT, temperature=-1.0)

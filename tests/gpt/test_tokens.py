@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +11,6 @@ from regard.gpt import tokens
 
 TEXT = "the cat sees the dog, and the dog hears the old cat\n" * 50
 PAIRS = tokens.bpe_tokenizer([TEXT], 300)
-
-
-def test_characters_are_numbered_in_order() -> None:
-    tokenizer = tokens.character_tokenizer("banana, bread\n")
-    assert tokenizer.get_vocab_size() == len(set("banana, bread\n"))
-    ids = tokens.encode(tokenizer, "ban\n")
-    assert ids.tolist() == [sorted(set("banana, bread\n")).index(c) for c in "ban\n"]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
@@ -34,19 +26,6 @@ def test_byte_pairs_write_any_text(text: str) -> None:
     assert PAIRS.decode(tokens.encode(PAIRS, text).tolist()) == text.replace(tokens.BOS_TOKEN, "")
 
 
-def test_byte_pairs_are_fewer_than_characters() -> None:
-    ids = tokens.encode(PAIRS, TEXT)
-    assert 257 < PAIRS.get_vocab_size() <= 300  # fewer where there is nothing left to join
-    assert len(ids) < len(TEXT) / 3
-    assert ids.dtype == np.uint16
-
-
-def test_a_prompt_gets_the_start() -> None:
-    assert PAIRS.encode("the cat").ids[0] == tokens.bos_token_id(PAIRS) == 0
-    assert PAIRS.decode(PAIRS.encode("the cat").ids) == "the cat"
-    assert tokens.bos_token_id(tokens.character_tokenizer("abc")) is None
-
-
 def test_characters_outside_the_vocabulary_are_named() -> None:
     with pytest.raises(
         ValueError, match=r"expected only characters of the model's vocabulary, got \['x', 'ß'\]"
@@ -60,11 +39,6 @@ def test_a_prompt_loses_nothing_in_silence() -> None:
     with pytest.raises(ValueError, match=r"of the model's vocabulary, got \['\\t', 'x', 'ß'\]"):
         tokens.encode_prompt(letters, "xab\tßa")
     assert tokens.encode_prompt(letters, "") == []
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_byte_pairs_read_any_prompt(text: str) -> None:
-    assert tokens.encode_prompt(PAIRS, text) == PAIRS.encode(text).ids
 
 
 def test_a_tokenizer_may_rewrite_the_text_and_drop_spaces() -> None:

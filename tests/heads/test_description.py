@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import alibi, attention_map, capture, causal, padding, window
+from regard import alibi, attention_map, causal, padding, window
 from regard.gpt import GPT, Config
 from regard.heads import describe, study
-from regard.heads.measures.query_scores import TextScorer
 from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
 from tests.sampling import examples
@@ -95,22 +94,6 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
             assert not score.low > score.value + 1e-12
 
 
-def test_entropy_and_distance_without_the_sink() -> None:
-    T = 30
-    torch.manual_seed(0)
-    scores = torch.randn(1, 1, T, T, dtype=torch.float64)
-    scores[..., 2] += 4
-    m = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
-    row = describe([m], torch.arange(T)[None])[0, 0]
-    assert row.sink_key == 2
-    a = m.to_dense()[0, 0]
-    changed = torch.cat([a[:2], without(a, 2)[2:]])
-    entropy = -torch.special.xlogy(changed, changed).sum(-1)
-    back = torch.arange(T).view(-1, 1) - torch.arange(T)
-    assert row.scores["entropy"].without_sink == pytest.approx(entropy.mean().item())
-    assert row.scores["distance"].without_sink == pytest.approx((changed * back).sum(-1).mean().item())
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_does_not_count(side: str) -> None:
     """A padded text scores what it scores alone, even where the padding holds NaN."""
@@ -186,21 +169,6 @@ def test_a_map_of_one_text_on_another_has_only_what_makes_sense() -> None:
     assert table["cross.0", 1].sink_key == int(whole.mean(0).argmax())
 
 
-def test_the_last_queries_of_a_text_score_as_they_do_in_the_whole() -> None:
-    torch.manual_seed(0)
-    T = 50
-    q, k = torch.randn(1, 2, T, 8), torch.randn(1, 2, T, 8)
-    ids = torch.randint(0, 8, (1, T))
-    cached = describe([attention_map(q[:, :, 20:], k, mask=causal)], ids)
-    sliced = describe([attention_map(q, k, mask=causal)[:, :, 20:]], ids)
-    for row, other in zip(cached, sliced, strict=True):
-        assert (
-            row.scores.keys() == other.scores.keys() >= {"induction", "eviction", "distance"} - {"eviction"}
-        )
-        for name, score in row.scores.items():
-            assert score[:3] == pytest.approx(other.scores[name][:3], abs=1e-5, nan_ok=True)
-
-
 def test_tokens_shuffled_by_label_and_by_the_model() -> None:
     torch.manual_seed(0)
     ids = repeats(20, 100)
@@ -217,18 +185,6 @@ def test_tokens_shuffled_by_label_and_by_the_model() -> None:
     # What finds copies in any text finds them in a shuffled one: that is no reason against the label.
     assert by_model[0, 0].scores["induction"].shuffled == pytest.approx(1)
     assert by_model[0, 0].label == "induction"
-
-
-def test_known_statistics_give_the_same_table() -> None:
-    model = small()
-    ids = torch.randint(0, 40, (1, 60))
-    maps = model.maps(ids)
-    table = describe(maps, ids)
-    known = describe(maps, ids, statistics=[m.summary(8, 8) for m in maps])
-    for row, other in zip(table, known, strict=True):
-        assert row.labels == other.labels
-        for name, score in row.scores.items():
-            assert score == pytest.approx(other.scores[name], abs=1e-5, nan_ok=True)
 
 
 def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
@@ -256,28 +212,6 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
     assert row.label == "induction"
     assert row.scores["induction_on_repeats"].value == pytest.approx(1, abs=1e-4)
     assert row.scores["induction_on_repeats"].null < 0.1
-
-
-def test_a_capture_has_its_heads() -> None:
-    model = small()
-    ids = torch.randint(0, 40, (1, 40))
-    seen = capture(model, inputs={"input_ids": ids})
-    frame = seen.heads().to_pandas()
-    assert len(frame) == 8
-    assert frame["kv_head"].tolist() == [0, 0, 1, 1] * 2
-    wanted = describe(model.maps(ids), ids)
-    assert frame["induction"].tolist() == pytest.approx(
-        [row.scores["induction"].value for row in wanted], abs=1e-5
-    )
-
-
-def test_layers_on_two_devices_do_not_share_a_scorer() -> None:
-    ids, q = torch.arange(12)[None], torch.zeros(1, 2, 12, 4)
-    m = attention_map(q, q, mask=causal)
-    scorer = TextScorer(m, ids)
-    assert scorer.fits(attention_map(q + 1, q, mask=causal), ids)
-    elsewhere = AttentionMap(q=q.to("meta"), k=q.to("meta"), lse=m.lse.to("meta"), mask=m.mask, scale=m.scale)
-    assert not scorer.fits(elsewhere, ids)
 
 
 def test_what_does_not_fit_is_named() -> None:

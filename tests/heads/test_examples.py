@@ -107,14 +107,6 @@ def test_parts_of_a_corpus_merge_to_the_whole() -> None:
     merged.check(H, E)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_windows_of_few_tokens(length: int) -> None:
-    m, ids = windows(length=length)
-    found = collect_examples(m, ids, 0, E)
-    found.check(H, E)
-    assert bool((found.window >= 0).any()) == (length > 1)
-
-
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     result = make_result(*windows())
     write_result(result, result_path(tmp_path / "survey.csv"))

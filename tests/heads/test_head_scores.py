@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import alibi, attention_map, causal, window
+from regard import alibi, attention_map, causal
 from regard.heads import HeadScores, scores, uniform
 from regard.maps import AttentionMap
 from tests.sampling import examples
@@ -102,34 +102,3 @@ def test_heads_made_to_do_one_thing() -> None:
     assert inducing.induction.item() == pytest.approx(1)
     assert inducing.previous_token.item() == pytest.approx(0)
     assert inducing.normalised_entropy.item() == pytest.approx(0, abs=1e-6)
-
-
-def test_a_sink_need_not_be_the_first_token() -> None:
-    T = 12
-    places = torch.full((T,), 3).minimum(torch.arange(T))
-    assert scores(looking_at(places, T), torch.arange(T)[None]).sink.item() == pytest.approx(1)
-
-
-def test_looking_at_oneself_between_twins_is_no_induction() -> None:
-    """Of two equal neighbours the second follows the first, but it is the query itself."""
-    ids = torch.zeros(1, 2, dtype=torch.long)
-    found = scores(looking_at(torch.arange(2), 2), ids)
-    assert found.induction.isnan().all()
-    ids = torch.zeros(1, 5, dtype=torch.long)
-    assert scores(looking_at(torch.arange(5), 5), ids).induction.item() == pytest.approx(0)
-
-
-def test_what_a_window_hides_is_no_occasion() -> None:
-    q = torch.zeros(1, 1, 8, 2)
-    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 1]])
-    assert scores(attention_map(q, q, mask=causal & window(3)), ids).duplicate.isnan().all()
-    assert scores(attention_map(q, q, mask=causal), ids).duplicate.item() == pytest.approx(1 / 8)
-
-
-def test_bad_input_is_named() -> None:
-    q = torch.zeros(1, 1, 4, 2)
-    m = attention_map(q, q, mask=causal)
-    with pytest.raises(ValueError, match=r"m: expected \(B, H, T, T\)"):
-        scores(m[0], torch.zeros(1, 4, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"ids: expected whole numbers \(1, 4\)"):
-        scores(m, torch.zeros(4, dtype=torch.long))

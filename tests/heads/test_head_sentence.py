@@ -9,7 +9,7 @@ import pytest
 
 from regard.heads import HeadRow, Score
 from regard.heads.labels import MIN_SCORES
-from regard.heads.tables.head_sentence import TARGETS, describe_head, head_title
+from regard.heads.tables.head_sentence import describe_head, head_title
 
 
 def score(value: float, null: float = 0.02) -> Score:
@@ -63,24 +63,6 @@ def test_a_high_score_without_a_label_says_why_it_has_none() -> None:
     assert sentence(0.66, math.nan, math.nan).startswith("Too few tokens to be sure: it puts 66% of its ")
     assert sentence(0.66, 0.6, 0.7).startswith("Not clear enough for a label: it puts 66% of its ")
     assert sentence(0.15, 0.14, 0.16).startswith("Nothing stands out: it puts 15% of its ")
-
-
-@pytest.mark.parametrize(
-    ("entropy", "words"), [(0.9, "almost evenly"), (0.6, "more than on others"), (0.2, "few tokens")]
-)
-def test_without_any_target_the_entropy_is_named(entropy: float, words: str) -> None:
-    assert words in head(normalised_entropy=score(entropy, 1.0), previous_token=score(0.01)).sentence
-
-
-def test_what_is_not_known_is_not_claimed() -> None:
-    assert head().sentence == "Nothing was measured of this head."
-    assert "uniform" not in head("itself", itself=score(0.9, math.nan)).sentence
-    assert head(previous_token=score(0.01)).sentence.endswith("above that of uniform attention.")
-    assert "eviction is 0.40" in head("eviction", eviction=score(0.4)).sentence  # as a table from elsewhere
-
-
-def test_every_target_is_a_label() -> None:
-    assert set(TARGETS) == set(MIN_SCORES) - {"retrieval", "fixed_offset", "one_token"}
 
 
 def test_offset_and_token_are_named() -> None:

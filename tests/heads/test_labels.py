@@ -84,13 +84,6 @@ def test_a_head_with_a_sink_is_called_by_what_it_does_with_the_rest() -> None:
     assert score.value < 0.5 < 0.85 < score.without_sink
 
 
-def test_a_previous_token_head_is_no_induction_head_where_tokens_repeat_at_once() -> None:
-    torch.manual_seed(0)
-    ids = torch.randint(0, 3, (1, 80))
-    row = describe([looking_at(previous(80))], ids)[0, 0]
-    assert row.labels == ("previous_token", "local")
-
-
 def test_few_occasions_earn_no_label() -> None:
     ids = torch.arange(40)[None].clone()
     ids[0, 30] = ids[0, 5]

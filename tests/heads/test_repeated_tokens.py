@@ -11,28 +11,6 @@ from regard.heads import probe, repeated
 from regard.maps import AttentionMap
 
 
-def test_twenty_five_tokens_four_times_after_a_start() -> None:
-    ids = repeated(1000, start=7)
-    assert ids.shape == (10, 101)
-    assert (ids[:, 0] == 7).all()
-    body = ids[:, 1:].view(10, 4, 25)
-    assert (body == body[:, :1]).all()
-    assert (body != 7).all()
-    assert all(len(set(row.tolist())) == 25 for row in body[:, 0])
-    assert len({tuple(row.tolist()) for row in body[:, 0]}) == 10
-
-
-def test_draws_are_the_same_every_time() -> None:
-    assert torch.equal(repeated(100, seed=3), repeated(100, seed=3))
-    assert not torch.equal(repeated(100, seed=3), repeated(100, seed=4))
-    assert repeated(100).shape == (10, 100)
-
-
-def test_too_few_tokens_to_draw_from() -> None:
-    with pytest.raises(ValueError, match="tokens: expected a whole number from 1 to 24"):
-        repeated(25, tokens=25)
-
-
 def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not() -> None:
     def maps(ids: Tensor) -> list[AttentionMap]:
         T = ids.shape[1]

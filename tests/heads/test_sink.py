@@ -6,9 +6,6 @@ import pytest
 import torch
 
 import regard
-from regard.cli.parts.demo_text import STORY
-from regard.gpt import GPT
-from regard.heads import describe
 from regard.heads.measures.sink import find_sink_keys
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
@@ -29,13 +26,6 @@ def test_it_is_the_key_with_the_largest_mean_among_those_that_enough_queries_see
         assert found.shares[h] == pytest.approx(means[best], abs=1e-6)
 
 
-def test_no_key_is_a_sink_if_none_is_seen_by_enough() -> None:
-    keys, shares = find_sink_keys(torch.ones(3), torch.zeros(3), torch.tensor([0.0]))
-    assert (keys, shares) == (-1, 0)
-    padding = torch.tensor([False, True, True])
-    assert find_sink_keys(torch.tensor([9.0, 1.0, 2.0]), torch.ones(3), torch.ones(1), padding).keys == 2
-
-
 def _same_in_all_views(seen: Capture) -> None:
     contents = Contents(seen)
     rows = contents[0].heads()
@@ -48,21 +38,7 @@ def _same_in_all_views(seen: Capture) -> None:
         assert on_map["share"] == pytest.approx(row.scores["sink"].value, abs=1e-4)
 
 
-def test_the_heads_of_the_model_in_the_box_have_the_same_sink_in_every_view() -> None:
-    model = GPT.from_pretrained("default")
-    _same_in_all_views(regard.capture(model, text=STORY))
-
-
 @pytest.mark.parametrize("T", [7, 30, 200])
 @pytest.mark.parametrize("mask", [regard.causal, regard.full, regard.causal & regard.window(24)], ids=str)
 def test_made_heads_have_the_same_sink_in_every_view(T: int, mask: regard.Mask) -> None:
     _same_in_all_views(captured(T, mask=mask, seed=T))
-
-
-def test_padding_is_no_sink_in_any_view() -> None:
-    seen = captured(40)
-    seen.real = torch.ones(1, 40, dtype=torch.bool)
-    seen.real[0, :9] = False  # on the left, where the sink of these heads was
-    table = describe(seen.maps, seen.ids, attention_mask=seen.real)
-    assert all(row.sink_key is not None and row.sink_key >= 9 for row in table)
-    _same_in_all_views(seen)

@@ -23,7 +23,6 @@ from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import result_path
 from regard.support.file_lock import InUseError
 from regard.support.processes import Processes
-from tests.patience import HANGING
 from tests.sampling import share
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
@@ -106,20 +105,6 @@ def test_windows_hold_the_corpus_in_order(corpus: Path) -> None:
     assert rows[:, 1:].flatten().tolist() == text[:whole]
     assert found[-1].bytes_read <= corpus.stat().st_size
     assert sum(len(batch.ids) for batch in batches(corpus, letters, 33, 2, max_windows=5)) == 5
-
-
-def test_a_short_corpus_is_one_window(tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("home")
-    assert next(batches(tmp_path / "short.txt", letters, 100, 4)).ids.tolist() == [letters("home")]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"", "is empty"), (b"\xff\xfe", "UTF-8"), (b"a\0b", "zero bytes")]
-)
-def test_what_is_no_text(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        list(batches(tmp_path / "bad", letters, 8, 1))
 
 
 def test_a_survey_is_what_describe_says_of_all_windows(
@@ -226,15 +211,6 @@ def test_another_survey_is_not_continued(
     assert out.exists()
 
 
-def test_where_it_cannot_write_is_said_before_the_work(
-    corpus: Path, reader: SurveyModel, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=r"\.json, \.csv or \.parquet"):
-        survey(reader, SurveyPlan(corpus), tmp_path / "out.txt", ranks=RANKS)
-    with pytest.raises(ValueError, match="folder that exists"):
-        survey(reader, SurveyPlan(corpus), tmp_path / "no" / "out.csv", ranks=RANKS)
-
-
 def command(folder: Path, corpus: Path, out: Path, processes: int = 1) -> list[str]:
     regard = str(Path(sys.executable).parent / "regard")
     words = [
@@ -260,19 +236,6 @@ def run_here(command: list[str]) -> str:
     done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
     return done.output
-
-
-@pytest.mark.at_length("test_joined_shards_have_the_bytes_of_one_survey")
-def test_two_processes_and_one_write_the_same_survey(folder: Path, long_corpus: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
-    assert "8 heads over" in run_here(command(folder, long_corpus, one))
-    done = subprocess.run(
-        command(folder, long_corpus, two, 2), capture_output=True, text=True, check=False, timeout=HANGING
-    )
-    assert done.returncode == 0, done.stderr
-    assert "8 heads over" in done.stderr
-    assert_same(one, two)
-    assert one.read_text().startswith("stack,layer,head,kv_head,label,")
 
 
 @pytest.mark.at_length("test_a_survey_that_was_killed_goes_on_to_the_same_bits")

@@ -87,14 +87,6 @@ def test_layers_are_numbers_and_stacks_have_names() -> None:
         describe([m], keys=["last"])
 
 
-def test_data_frames(table: HeadTable) -> None:
-    frame = table.to_pandas()
-    assert frame.shape[0] == 12
-    assert frame.loc[frame.label == "sink", "sink_key"].tolist() == [4, 4]
-    assert frame["induction"][0] == pytest.approx(1)
-    assert {"induction_null", "induction_low", "induction_high", "induction_shuffled"} <= set(frame.columns)
-
-
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_hold_every_number(table: HeadTable, tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"heads.{kind}"

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from regard.heads import HeadRow, HeadTable, Score
-from tests.captures import captured
 
 
 def row(head: int, value: float, low: float, high: float, labels: tuple[str, ...] = ()) -> HeadRow:
@@ -61,22 +60,6 @@ def test_it_is_sorted_by_the_size_of_a_change() -> None:
     assert found.to_pandas()["difference"].tolist() == pytest.approx([0.6, -0.5])
 
 
-def test_a_score_that_is_not_defined_has_no_difference() -> None:
-    undefined = replace(AFTER.rows[1], scores={"induction": Score(*[math.nan] * 6)})
-    score = BEFORE.compare(HeadTable([undefined]))[3, 0].scores["induction"]
-    assert math.isnan(score.difference)
-    assert not score.is_clear
-
-
 def test_tables_without_a_common_head_are_refused() -> None:
     with pytest.raises(ValueError, match="other: expected a table with some of the same heads, got 1 heads"):
         BEFORE.compare(HeadTable([replace(BEFORE.rows[0], layer=9)]))
-
-
-def test_the_table_of_a_capture_differs_from_itself_in_nothing() -> None:
-    table = captured(40).heads()
-    found = table.compare(table)
-    assert len(found) == 8
-    assert all(
-        score.difference == 0 or math.isnan(score.difference) for x in found for score in x.scores.values()
-    )

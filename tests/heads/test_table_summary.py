@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regard.heads import HeadRow, HeadTable, Score
-from regard.heads.tables.table_text import clearest, summary_text
+from regard.heads.tables.table_text import summary_text
 
 
 def score(value: float, reach: float = 0.02, null: float = 0.03) -> Score:
@@ -38,10 +38,6 @@ def table() -> HeadTable:
     return HeadTable(rows)
 
 
-def test_the_clearest_has_the_interval_furthest_above_its_baseline(table: HeadTable) -> None:
-    assert [row.place for row in clearest(table, "induction")] == ["1.2", "1.0", "1.1"]
-
-
 def test_kinds_have_an_order_and_the_rest_is_counted(table: HeadTable) -> None:
     lines = printed(table, top=2, key_texts={0: "Once", 7: " the"})
     assert [line.split(":")[0] for line in lines if ": attention on" in line] == [
@@ -55,14 +51,6 @@ def test_kinds_have_an_order_and_the_rest_is_counted(table: HeadTable) -> None:
     assert "1 head has no label: --all" in lines
     assert "*: on random tokens, repeated" in lines
     assert max(map(len, lines)) <= 80
-
-
-def test_one_kind_alone_shows_all_of_its_heads(table: HeadTable) -> None:
-    lines = printed(table, top=None, label="Sink")
-    assert [line.split()[0] for line in lines if "on token" in line] == ["0.1", "0.0", "0.2"]
-    assert "previous token" in next(line for line in lines if line.split()[:1] == ["0.2"])
-    assert "*: on random tokens, repeated" not in lines
-    assert "  not measured" in printed(table, label="duplicate")
 
 
 def test_sinks_on_many_keys_are_not_all_named() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
-from regard import attention_map, causal, full
-from regard.heads import telling_head
-from regard.heads.measures.induction import copy_mass, find_blocks
-from regard.heads.telling_head import expected_keys, find_selective_head, find_telling_head
+from regard import attention_map, full
+from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.maps import AttentionMap
 from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan
 from tests.heads.made_heads import duplicating, inducing, looking_at, previous, repeats, sinking
@@ -35,33 +32,6 @@ def test_without_tokens_it_is_the_head_whose_queries_differ_the_most() -> None:
     uniform = torch.zeros(1, 2, T, 4)
     assert find_telling_head([(attention_map(uniform, uniform), None), *made]) == (2, 0)
     assert find_telling_head([]) is None
-
-
-def test_tokens_that_never_come_again_have_no_copies() -> None:
-    T = 50
-    made = layers(torch.randperm(T)[None], sinking(0, T), previous(T))
-    assert find_telling_head(made) == (1, 0)
-
-
-@pytest.mark.parametrize("most", [1 << 24, 1 << 10])
-def test_more_keys_than_queries_and_a_small_sample(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(telling_head, "MAX_WEIGHTS", most)
-    T = 120
-    ids = repeats(20, T)
-    made = [(m[:, :, 80:], tokens) for m, tokens in layers(ids, sinking(0, T), inducing(ids))]
-    assert find_telling_head(made) == (1, 0)
-
-
-@pytest.mark.parametrize("kind", ["induction", "duplicate"])
-def test_expected_keys_are_those_that_the_scores_count(kind: str) -> None:
-    T = 40
-    ids = torch.randint(6, (1, T))
-    q = torch.randn(1, 2, T, 4)
-    m = attention_map(q, q, mask=causal)
-    counted = copy_mass(m, ids, [find_blocks(ids[0], None, range(T), 2)])
-    expected = expected_keys(kind, ids[0], torch.arange(T))
-    mass = (m.to_dense()[0] * expected).sum(-1)
-    torch.testing.assert_close(mass, (counted.after if kind == "induction" else counted.copies)[0])
 
 
 def test_of_a_vision_transformer_it_is_the_head_whose_cls_is_selective_among_patches() -> None:

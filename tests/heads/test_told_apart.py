@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from regard import attention_map, causal
 from regard.heads import HeadTable, describe, repeated, study
 from regard.maps import AttentionMap
-from tests.sampling import combine
+from tests.sampling import combine, share
 
 VOCAB = 200
 HEADS = int(os.environ.get("REGARD_MADE_HEADS", "20"))  # 200 take minutes
@@ -51,7 +51,7 @@ def labels(table: HeadTable) -> set[str]:
     return {label for row in table for label in row.labels}
 
 
-@pytest.mark.parametrize("start", [None, 0])
+@pytest.mark.parametrize("start", share([None, 0], 2))
 def test_no_head_at_a_fixed_offset_is_called_induction_or_duplicate(start: int | None) -> None:
     generator = torch.Generator().manual_seed(1)
     offsets = torch.randint(1, 61, (HEADS,), generator=generator)
@@ -91,7 +91,7 @@ def test_an_induction_head_looks_at_no_fixed_offset_even_where_the_text_has_one_
         assert "fixed_offset" not in table[0, 0].labels
 
 
-@pytest.mark.parametrize(("n", "seed"), [(1, 3), (4, 0), (4, 1), (10, 2)])
+@pytest.mark.parametrize(("n", "seed"), share([(1, 3), (4, 0), (4, 1), (10, 2)], 2))
 def test_a_head_that_follows_a_token_is_no_sink(n: int, seed: int) -> None:
     ids = texts(n, seed=seed)
     ids[:, 30] = 7  # every text has it, the shuffled ones elsewhere

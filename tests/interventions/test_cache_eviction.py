@@ -55,25 +55,6 @@ def test_one_layer_alone_is_edited_by_its_number(model: GPT) -> None:
     torch.testing.assert_close(seen[1].k, plain[1].k)  # the layer below is as it was
 
 
-@torch.no_grad()
-def test_every_layer_evicts_its_own_random_keys(model: GPT) -> None:
-    alike = regard.policies.Eviction("alike", regard.policies.random().score)  # layer 0's draw in all layers
-    found = []
-    for policy in (regard.policies.random(), alike):
-        with regard.capture(model) as seen, regard.intervene(model, regard.evict(policy, 8)):
-            output = model(text())
-        found.append((seen[1].k, output))
-    torch.testing.assert_close(found[0][0], found[1][0])  # layer 0 is the same in both
-    assert not torch.allclose(found[0][1], found[1][1])
-
-
-def test_the_loss_stands_beside_that_of_random_keys(model: GPT) -> None:
-    found = regard.effect(model, [text(1), text(2)], regard.evict("best", 12), draws=2)
-    assert found.edits == ("all layers with 12 keys by best",)
-    assert len(found.baseline) == 2
-    assert abs(found.value) < min(abs(x) for x in found.baseline)
-
-
 def test_what_cannot_be_evicted_is_refused_in_a_sentence(model: GPT) -> None:
     with pytest.raises(ValueError, match="got 'h3'"):
         regard.evict("h3", 8)

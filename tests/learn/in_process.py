@@ -50,8 +50,9 @@ def with_form(number: int, form: str) -> tuple[Lesson, Task, str]:
     return lesson, task, plain_solution(lesson.solution).replace(own, form.strip("\n"))
 
 
+@cache
 def judge_form(number: int, form: str) -> Outcome:
-    """Judge one task of a lesson whose solution has another form of one function or class."""
+    """Judge one task of a lesson with another form of a function or class, once for all tests."""
     return judge_one(*with_form(number, form))
 
 

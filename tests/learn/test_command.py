@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from regard.checker.catalogue import THEMES
 from regard.cli import app
-from regard.cli import hunt as hunt_command
 from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
@@ -224,10 +222,6 @@ def test_the_solution_and_the_notebook_are_to_be_had(tmp_path: Path) -> None:
     assert any("softmax" in cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
-def test_an_option_without_a_lesson_is_answered(tmp_path: Path) -> None:
-    assert "regard learn 3 --check" in str(learn(tmp_path, "--check").exception)
-
-
 @pytest.mark.parametrize("wrong", ["99", "three", "1.5"])
 def test_a_lesson_that_is_not_there_is_named(tmp_path: Path, wrong: str) -> None:
     result = learn(tmp_path, wrong)
@@ -251,14 +245,6 @@ def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path: Path) -> None:
     progress = read_progress(tmp_path)
     assert progress.found == [mistake]
     assert progress.puzzle == ""
-
-
-def test_the_hunt_is_given_away_on_request(tmp_path: Path) -> None:
-    assert "there is no puzzle yet" in str(learn(tmp_path, "hunt", "--answer", "1").exception)
-    learn(tmp_path, "hunt")
-    mistake = read_progress(tmp_path).puzzle
-    assert f"It is {mistake}" in learn(tmp_path, "hunt", "--give-up").output
-    assert read_progress(tmp_path).found == []
 
 
 def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
@@ -287,10 +273,6 @@ def test_an_error_of_pytorch_has_a_hint(tmp_path: Path, line: str, hint: str) ->
     asked = [learn(tmp_path, "1", "--hint") for _ in range(3)]
     assert {result.exit_code for result in asked} == {1}
     assert any(hint in " ".join(result.output.split()).partition("hint:")[2] for result in asked)
-
-
-def test_every_theme_of_the_hunt_belongs_to_a_lesson() -> None:
-    assert hunt_command.LESSON.keys() == THEMES.keys()
 
 
 @pytest.mark.usefixtures("in_process")

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.checker.catalogue import get_mistake
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
+from regard.learn.judgement import tasks_of
 from regard.learn.lesson import Outcome
-from tests.learn.in_process import judged, outcomes_of_solution
+from regard.stages.example import WQ, X
+from tests.learn.in_process import judge_one, judged, outcomes_of_solution
 
 GOLDEN = {  # the weights of "model" on the running example
     2: [0.1796, 0.1950, 0.1957, 0.1390, 0.1260, 0.1645],
@@ -89,3 +92,44 @@ def test_other_tests_for_leaks_are_right_too(right: str, wrong: str, tmp_path: P
     outcome = outcomes(4, right, wrong, tmp_path)["finds_leak"]
     assert outcome.status == "done"
     assert ("compares bit for bit" in outcome.message) == (right == MOVED)
+
+
+def test_a_projection_for_queries_and_keys_makes_scores_symmetric_and_not_weights() -> None:
+    """As the catalogue says: only the sums by which softmax divides make the weights differ."""
+    said = get_mistake("one-projection")
+    assert "scores are symmetric" in said.effect
+    assert "the same score" in said.why
+    q = X @ WQ
+    scores = q @ q.mT
+    assert torch.equal(scores, scores.mT)
+    assert (scores.diagonal(dim1=-2, dim2=-1) >= 0).all()
+    weights = torch.softmax(scores, dim=-1)
+    assert not torch.allclose(weights, weights.mT, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("number", "task", "right", "wrong", "mistake"),
+    [
+        (5, "Head", "weights = self.dropout(weights)", "v = self.dropout(v)", "dropout-on-values"),
+        (
+            6,
+            "MultiHeadAttention",
+            "self.dropout(torch.softmax(scores, dim=-1))",
+            "torch.softmax(scores, dim=-1); v = self.dropout(v)",
+            "dropout-on-values",
+        ),
+        (10, "TransformerBlock", "nn.GELU()", "nn.Softmax(dim=-1)", "softmax-as-activation"),
+        (10, "TransformerBlock", "nn.GELU()", "nn.Softmax(dim=1)", "softmax-as-activation"),
+    ],
+)
+def test_what_runs_and_trains_in_another_place_is_named(
+    number: int, task: str, right: str, wrong: str, mistake: str
+) -> None:
+    lesson = get_lesson(number)
+    (judged_task,) = (each for each in tasks_of(lesson) if each.name == task)
+    program = plain_solution(lesson.solution)
+    assert right in program
+    outcome = judge_one(lesson, judged_task, program.replace(right, wrong))
+    assert (outcome.status, outcome.mistake) == ("wrong", mistake), outcome
+    assert outcome.hint
+    assert judge_one(lesson, judged_task, program).status == "done"

@@ -320,13 +320,13 @@ MISTAKES = {
 CASES = [(number, form, swap, said) for (number, form), rows in MISTAKES.items() for *swap, said in rows]
 
 
-@pytest.mark.parametrize(("number", "form"), share(MISTAKES, 4))
+@pytest.mark.parametrize(("number", "form"), share(MISTAKES, 8))
 def test_another_form_is_right(number: int, form: str) -> None:
     outcome = judge_form(number, form)
     assert outcome.status == "done", outcome
 
 
-@pytest.mark.parametrize(("number", "form", "swap", "said"), share(CASES, 8))
+@pytest.mark.parametrize(("number", "form", "swap", "said"), share(CASES, 16))
 def test_a_mistake_in_another_form_is_explained(number: int, form: str, swap: list[str], said: str) -> None:
     assert swap[0] in form
     lesson, task, program = with_form(number, form.replace(*swap))

@@ -121,7 +121,7 @@ def task_with(lesson: Lesson, text: str) -> Task:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("number", "right", "wrong", "said"),
-    share(EARLY_MISTAKES, 12) + share(LATE_MISTAKES, 16) + share(SLOW, 48),
+    share(EARLY_MISTAKES, 24) + share(LATE_MISTAKES, 24) + share(SLOW, 96),
 )
 def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str, said: str) -> None:
     lesson = get_lesson(number)

@@ -17,7 +17,7 @@ from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.judgement import judge_module
 from regard.learn.judges import trained_heads, transplant
-from regard.learn.judges.tables import losses
+from regard.learn.judges.tables import losses, verdicts
 from regard.learn.judges.tables.edits import define
 from regard.learn.mistakes import MODEL_MISTAKES, find_mistake
 from regard.learn.page import lesson_page
@@ -79,8 +79,8 @@ def test_another_pairing_gives_another_map() -> None:
 
 def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
     assert not MODEL_MISTAKES.keys() & CATALOGUE.keys()
-    judges = [judge_module(lesson) for lesson in LESSONS[10:] if lesson.has_code]
-    sources = "".join(inspect.getsource(judge) for judge in (*judges, losses))
+    judges = [judge_module(lesson) for lesson in LESSONS if lesson.has_code]
+    sources = "".join(inspect.getsource(judge) for judge in (*judges, losses, verdicts))
     for name, mistake in MODEL_MISTAKES.items():
         assert f'"{name}"' in sources, name
         assert re.fullmatch(r"[a-z]+(-[a-z]+)+", name)

@@ -369,7 +369,7 @@ def test_another_form_has_the_right_numbers(number: int, form: str) -> None:
     assert not outcome.mistake
 
 
-@pytest.mark.parametrize(("number", "form", "swap", "said"), share(CASES, 4))
+@pytest.mark.parametrize(("number", "form", "swap", "said"), share(CASES, 12))
 def test_a_mistake_is_known_in_every_form(number: int, form: str, swap: list[str], said: str) -> None:
     assert swap[0] in form
     lesson, task, program = with_form(number, form.replace(*swap))

@@ -11,6 +11,7 @@ from regard.learn.exercise import plain_solution
 from regard.learn.hints.errors import GENERAL_DIFFERENCE
 from regard.learn.judgement import tasks_of
 from tests.learn.in_process import judge_one, judged
+from tests.sampling import share
 
 SCORES, WEIGHTS, OUT = (
     "scores = x @ x.mT",
@@ -229,7 +230,7 @@ def test_a_check_says_that_two_things_differ(number: int, swaps: dict[str, str],
     assert outcome.message.endswith(" At least two things differ."), outcome
 
 
-@pytest.mark.parametrize(("number", "at", "swaps", "said", "code"), CASES)
+@pytest.mark.parametrize(("number", "at", "swaps", "said", "code"), share(CASES, 4))
 def test_the_hint_is_about_what_is_said(
     number: int, at: int, swaps: dict[str, str], said: str, code: str
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.maps.tile_passes import head_pass, overview
+from regard.maps.tile_passes import overview
 from tests import truth
 from tests.sampling import combine, share
 
@@ -77,30 +77,3 @@ def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -
             m.pool(rows, cols, "both", region=region), _cells(A, rows, cols), strict=True
         ):
             assert truth.error(found, expected) < 1e-12
-
-
-def test_a_region_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    visited: list[int] = []
-    log_weights = head_pass.HeadPass._log_weights
-    monkeypatch.setattr(
-        head_pass.HeadPass,
-        "_log_weights",
-        lambda self, tile, *rest, **out: (
-            visited.append(tile.q.size * tile.k.size),
-            log_weights(self, tile, *rest, **out),
-        )[1],
-    )
-    q = torch.randn(1, 1, 4096, 8)
-    m = regard.attention_map(q, q, mask=regard.causal, lse=torch.zeros(1, 1, 4096))
-    m.pool(256, 256)
-    block = head_pass.QUERIES * head_pass.KEYS
-    blocks = 4096 // head_pass.QUERIES
-    assert sum(visited) == block * blocks * (blocks + 1) // 2
-    for region, weights in (
-        ((slice(0, 2048), slice(2048, 4096)), 0),  # the future
-        ((slice(3000, 3512), slice(100, 612)), 512 * 512),
-        ((slice(2048, 4096), slice(0, 512)), 2048 * 512),
-    ):
-        visited.clear()
-        m.pool(256, 256, region=region)
-        assert sum(visited) == weights

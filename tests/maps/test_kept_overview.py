@@ -58,12 +58,6 @@ def test_spans_of_whole_cells_are_not_computed(kept_map, counted, rows, cols, re
     assert torch.equal(head, found.mass[1, 2])
 
 
-@pytest.mark.parametrize("rows", [3, [0, 15, T], [0, 16, 70]])
-def test_other_spans_are_computed(kept_map, counted, rows):
-    assert torch.equal(kept_map.pool(rows, 1), without(kept_map).pool(rows, 1))
-    assert counted
-
-
 def test_weighted_maps_and_parts_of_a_map_are_computed(kept_map, counted):
     kept_map.weighted(torch.randn(S)).pool(1, 1)
     assert counted
@@ -81,11 +75,6 @@ def test_large_scores_are_computed_in_float64(kept_map, counted):
     found = m._with(kept=wrong).pool(cells, 1, "both")
     assert torch.equal(found.mass[1, 2], right.mass[1, 2])
     assert bool((found.max[~m.precise.large] == 2).all())
-
-
-def test_summary_agrees(kept_map):
-    for found, expected in zip(kept_map.summary(1, 1), without(kept_map).summary(1, 1), strict=True):
-        assert (found - expected).abs().max() < 1e-6
 
 
 def test_is_saved_and_moved(kept_map, tmp_path, counted):
@@ -119,9 +108,3 @@ def test_damaged_files_are_refused(kept_map, tmp_path, change, message):
     save_file(tensors, path, metadata | {"map": json.dumps(options)})
     with pytest.raises(CaptureFileError, match=message):
         regard.load(path)
-
-
-def test_short_maps_keep_none():
-    assert regard.attention_map(torch.randn(9, 4), torch.randn(9, 4)).with_overview().kept is None
-    sizes = {4096: 128, 32_768: 128, 32_769: 256, 131_072: 512, 131_073: 1024}
-    assert {n: kept_overview.cell_size(n, n) for n in sizes} == sizes

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.maps.tile_passes import reductions
 from tests import strategies, truth
 from tests.maps.drawn_maps import close, maps, small_tiles  # noqa: F401 (a fixture)
 from tests.sampling import share
@@ -37,34 +36,6 @@ def test_indexes_like_a_tensor(drawn: Any, pick: Any) -> None:
     names_row = len(index) > 2 and isinstance(index[2], int)
     names_keys = len(index) > 3 and index[3] != slice(None)
     assert isinstance(part, torch.Tensor) == (names_row or names_keys)
-
-
-def test_one_row_a_list_of_rows_or_any_keys_are_a_tensor() -> None:
-    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8)
-    m = regard.attention_map(q, k, mask=regard.causal)
-    A = m.to_dense()
-    for index in (
-        (0, 3, 2),
-        (0, slice(None), -1),
-        (..., 1, slice(None)),
-        (0, 3, [1, 4]),
-        (0, 3, slice(1, 3), slice(0, 6)),  # all the keys, but named
-        (..., slice(2, 4)),
-        (..., 5),
-        (1, 2, 3, 4),
-    ):
-        found = m[index]
-        assert isinstance(found, torch.Tensor)
-        assert torch.allclose(found, A[index], atol=1e-6)
-    for index in (
-        0,
-        (0, 1),
-        (slice(None), slice(1, 3)),
-        (0, 1, slice(2, 3)),
-        (..., slice(1, 4), slice(None)),
-    ):
-        assert isinstance(m[index], regard.AttentionMap)
-        assert m[index].shape == A[index].shape
 
 
 @pytest.mark.parametrize(
@@ -127,27 +98,6 @@ def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
     close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
 
 
-def test_a_mass_of_nearly_all_is_not_called_all() -> None:
-    """A row of a small map lies in one tile; what a narrower mask shows of it need not sum to 1."""
-    x = torch.tensor([0.0, 0.0, 11.6, 11.6]).view(1, 1, 4, 1)
-    m = regard.attention_map(torch.ones(1, 1, 4, 1), x, mask=regard.causal)
-    expected = 2 / (2 + 2 * torch.tensor(-11.6, dtype=torch.float64).exp())
-    assert 0 < 1 - expected < 1e-5
-    assert abs(m.mass(regard.window(2))[0, 0, 3].item() - expected) < 2e-7
-
-
-@pytest.mark.parametrize("ahead", [0, 3, 70])
-def test_mass_of_a_band_over_several_tiles(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reductions, "BAND_ROWS", 8)
-    q, k = torch.randn(2, 4, 30, 8), torch.randn(2, 2, 33, 8)
-    rule = regard.window(9, ahead=ahead)
-    for mask in (regard.causal, regard.full):
-        m = regard.attention_map(q, k, mask=mask)
-        under = m.to_dense() * rule.tile(range(30), range(33), (30, 33))
-        assert torch.allclose(m.mass(rule), under.sum(-1), atol=1e-6)
-        assert torch.allclose(m[:, 1:3, 4:29].mass(rule), under[:, 1:3, 4:29].sum(-1), atol=1e-6)
-
-
 @given(drawn=maps(), n=st.integers(1, 6))
 def test_topk(drawn: Any, n: int) -> None:
     m, A, _ = drawn
@@ -160,26 +110,6 @@ def test_topk(drawn: Any, n: int) -> None:
     seen = indices >= 0
     assert torch.equal(seen, values > 0)
     assert torch.allclose(A.gather(-1, indices.clamp(min=0))[seen], values[seen], atol=1e-12)
-
-
-@given(drawn=maps(), pick=st.data())
-def test_some_rows_are_a_map_of_their_own(drawn: Any, pick: Any) -> None:
-    m, A, _ = drawn
-    T, S = A.shape[-2:]
-    a = pick.draw(st.integers(0, T - 1))
-    b = pick.draw(st.integers(a + 1, T))
-    part, rows = m[:, :, a:b], A[:, :, a:b]
-    back = torch.arange(T, dtype=A.dtype)[a:b, None] + S - T - torch.arange(S, dtype=A.dtype)
-    close(part.entropy(), torch.special.entr(rows).sum(-1))
-    close(part.distance(), (rows * back).sum(-1))
-    close(part.received(), rows.sum(-2))
-    close(part.mass(regard.window(2)), (rows * (back < 2)).sum(-1))
-    close(m[0, 0, a], A[0, 0, a])
-    one = m[0, 0, a : a + 1]
-    assert one.shape == (1, S)
-    close(one.to_dense(), A[0, 0, a : a + 1])
-    close(one.topk(1).values, A[0, 0, a : a + 1].topk(1).values)
-    close(one.entropy(), torch.special.entr(A[0, 0, a : a + 1]).sum(-1))
 
 
 def _pooled(A: torch.Tensor, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -257,15 +187,6 @@ def test_one_head_is_shared_out_among_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_pooling_then_pooling_equals_pooling_once() -> None:
-    q = torch.randn(2, 16, 4, dtype=torch.float64)
-    m = regard.attention_map(q, q, mask=regard.causal)
-    fine, coarse = m.pool(8, 8, "both"), m.pool(4, 2, "both")
-    close(fine.mass.view(2, 4, 2, 2, 4).mean(2).sum(-1), coarse.mass)
-    close(fine.max.view(2, 4, 2, 2, 4).amax((2, 4)), coarse.max)
-    close(coarse.mass.sum(-1), torch.ones(2, 4, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("dtype", share([torch.float32, torch.bfloat16, torch.float16], 2))
 @given(n=strategies.sizes(24), seed=st.integers(0, 2**20))
 def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, seed: int) -> None:
@@ -312,14 +233,6 @@ def test_nan_in_keys_that_nobody_sees() -> None:
         assert torch.isfinite(found).all()
 
 
-def test_a_map_stands_for_its_tensor_in_torch_functions() -> None:
-    q = torch.randn(3, 5, 4)
-    m = regard.attention_map(q, q)
-    assert torch.allclose(m, m.to_dense())
-    assert torch.equal(torch.topk(m[0], 2).values, m.to_dense()[0].topk(2).values)
-    assert torch.equal(m.to_dense() - m, torch.zeros(3, 5, 5))
-
-
 def test_moves_and_describes_itself() -> None:
     q = torch.randn(2, 3, 5, 4)
     m = regard.attention_map(q, q, mask=regard.causal)
@@ -332,16 +245,6 @@ def test_moves_and_describes_itself() -> None:
     assert torch.allclose(half.to_dense(), m.to_dense(), atol=0.05)
     assert "causal" in repr(m)
     assert "2×3×5×5" in repr(m)
-
-
-def test_given_lse_is_used() -> None:
-    q = torch.randn(1, 2, 5, 4)
-    output, lse = regard.attend(q, q, q, mask=regard.causal, return_lse=True)
-    m = regard.attention_map(q, q, mask=regard.causal, lse=lse)
-    assert torch.allclose(m.to_dense().sum(-1), torch.ones(1, 2, 5))
-    wrong = regard.attention_map(q, q, mask=regard.causal, lse=lse + 1)
-    assert torch.allclose(wrong.to_dense().sum(-1), torch.full((1, 2, 5), 0.3679), atol=1e-4)
-    assert (wrong @ q - output).abs().max() > 0.1  # a wrong lse cannot pass for the truth
 
 
 @pytest.mark.parametrize(
@@ -389,12 +292,3 @@ def test_a_tensors_method_is_answered_with_what_to_write() -> None:
     with pytest.raises(AttributeError, match=r"an AttentionMap has no 'nonsense'$"):
         m.nonsense  # noqa: B018
     assert not hasattr(m, "__len_hint__")
-
-
-@pytest.mark.parametrize("S", [96, 600, 1300])
-def test_topk_of_many_keys(S: int) -> None:
-    q, k = torch.randn(1, 2, 30, 8).double(), torch.randn(1, 1, S, 8).double()
-    m = regard.attention_map(q, k, mask=regard.causal)
-    found, expected = m.topk(3), m.to_dense().topk(3)
-    close(found.values, expected.values)
-    assert torch.equal(found.indices, expected.indices)

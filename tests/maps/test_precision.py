@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from benchmarks.exactness import DRAWS, MAGNITUDES, OPTIONS, draw, options, ratios
-from regard.maps import AttentionMap
+from benchmarks.exactness import DRAWS, MAGNITUDES, OPTIONS, draw, ratios
 from regard.maps.tile_passes.dense_rows import exact_rows
 
 
@@ -33,48 +32,12 @@ def test_whatever_a_map_gives_errs_less_than_three_times_as_much_as_eager_attent
     assert max(found.values()) < 3, found
 
 
-@pytest.mark.parametrize("magnitude", [10.0, 1e3, 1e6])
-def test_a_summary_of_large_scores_is_pool_and_statistics(magnitude: float) -> None:
-    """At the sizes at which a map is passed over head by head."""
-    q, k = draw("unlike heads", magnitude, 1100, 1200, 16, torch.float32)
-    m = regard.attention_map(q, k, mask=regard.causal)
-    true = regard.attention_map(q.double(), k.double(), mask=regard.causal).summary(11, 12)
-    for ours, right in zip(m.summary(11, 12), true, strict=True):
-        assert (ours.double() - right).abs().max() <= 4e-6 * max(1.0, float(right.abs().max()))
-
-
-def _large(**given: Any) -> AttentionMap:
-    torch.manual_seed(0)
-    q, k = draw("normal", 1e4, 20, 30, 8, torch.float32)
-    return regard.attention_map(q, k, mask=regard.causal, **given)
-
-
 def test_only_heads_with_large_scores_are_computed_in_float64() -> None:
     q, k = draw("unlike heads", 1e4, 20, 30, 8, torch.float32)
     assert regard.attention_map(q, k).precise.large.tolist() == [[False, True, True, True]]
     q, k = torch.randn(1, 12, 2048, 64), torch.randn(1, 12, 2048, 64)
     for mask in (None, regard.causal, regard.padding([2000]), regard.causal & regard.window(300)):
         assert not regard.attention_map(q, k, mask=mask).precise.large.any()
-
-
-def test_rows_that_nobody_looks_at_are_not_computed() -> None:
-    m = _large()
-    m[0, 1, 7]
-    known = ~m.precise.lse.isnan()  # type: ignore[union-attr]
-    assert known.sum() == 1
-    assert known[0, 1, 7]
-    m.tile(torch.tensor([3, 12]), slice(0, 4))
-    m.pool(2, 2, region=(slice(15, 18), slice(0, 5)))
-    assert (~m.precise.lse.isnan()).all(0).all(0).nonzero().flatten().tolist() == [3, 12, 15, 16, 17]  # type: ignore[union-attr]
-
-
-def test_what_is_computed_in_inference_mode_serves_outside_of_it() -> None:
-    m = _large()
-    with torch.inference_mode():
-        inside = m.tile(slice(3, 5))
-        part = m[:, 1:3]
-    assert torch.equal(m.tile(slice(3, 5)), inside)
-    assert torch.equal(part.to_dense(), m.to_dense()[:, 1:3])
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -96,68 +59,6 @@ def test_a_wrong_lse_shows(scores: float, sinks: bool) -> None:
     ):
         ratio = look(wrong).double().sum() / look(right).double().sum()
         assert abs(float(ratio) - torch.tensor(-0.25).exp()) < 1e-3
-
-
-@given(
-    magnitude=st.sampled_from([1e-2, 1.0, 30.0, 1e4, 1e7]),
-    option=st.sampled_from(OPTIONS),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    seed=st.integers(0, 2**20),
-)
-def test_exact_rows_are_those_of_a_float64_map(
-    magnitude: float, option: str, dtype: torch.dtype, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    q, k = draw("normal", magnitude, 25, 30, 8, dtype)
-    given = options(option, magnitude, 25, 30)
-    m, rows = regard.attention_map(q, k, **given), torch.tensor([0, 3, 24])
-    wide = {**given, "sinks": given["sinks"].double()} if "sinks" in given else given
-    true = regard.attention_map(q.double(), k.double(), **wide)
-    weights, lse = exact_rows(m, rows)
-    assert weights.dtype == lse.dtype == torch.float64
-    assert (weights - true.tile(rows)).abs().max() < 1e-12 * (1 + magnitude)
-    assert torch.allclose(lse, true.lse[:, :, rows], rtol=1e-13)
-    assert (m.lse[:, :, rows].double() - lse).abs().nan_to_num(0.0).max() < 8e-7 * (8 + 8 * magnitude)
-
-
-def test_exact_rows_do_not_depend_on_the_lse_of_the_map() -> None:
-    m = _large()
-    wrong = regard.attention_map(m.q, m.k, mask=m.mask, lse=m.lse + torch.linspace(0.0, 9.0, 20))
-    rows = torch.arange(20)
-    assert all(map(torch.equal, exact_rows(wrong, rows), exact_rows(m, rows)))
-    assert torch.allclose(exact_rows(m, rows).lse, m.lse.double(), atol=8e-3)
-    blind = exact_rows(regard.attention_map(m.q, m.k, mask=regard.padding([0])), rows)
-    assert (blind.lse == -torch.inf).all()
-    assert not blind.weights.any()
-
-
-def test_a_map_moved_to_float64_has_the_same_weights() -> None:
-    m = _large()
-    assert (m.to(torch.float64).to_dense() - m.to_dense()).abs().max() < 1e-7
-    true = regard.attention_map(m.q.double(), m.k.double(), mask=regard.causal)
-    assert (m.to(torch.float64).to_dense() - true.to_dense()).abs().max() < 1e-11
-
-
-def test_a_saved_map_is_as_exact(tmp_path: Any) -> None:
-    m = _large()
-    m.save(tmp_path / "map.safetensors")
-    assert torch.equal(regard.load(tmp_path / "map.safetensors").to_dense(), m.to_dense())
-
-
-def test_values_of_half_precision_do_not_round_the_queries() -> None:
-    m, v = _large(), torch.randn(1, 2, 30, 4)
-    assert ((m @ v.bfloat16()).float() - m @ v).abs().max() < 0.05
-    q, k = draw("normal", 3.0, 20, 30, 8, torch.float32)
-    small = regard.attention_map(q, k)
-    assert not small.precise.large.any()
-    assert ((small @ v.bfloat16()).float() - small @ v.bfloat16().float()).abs().max() < 0.01
-
-
-def test_limits_leave_float32_what_it_can_do() -> None:
-    """A row of n keys alike has lse = ln n: never large, however many they are."""
-    for T, S in ((1, 1), (1, 100_000), (3, 70)):
-        m = regard.attention_map(torch.zeros(1, 1, T, 2), torch.zeros(1, 1, S, 2))
-        assert not m.precise.large.any()
 
 
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])

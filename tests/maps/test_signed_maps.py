@@ -62,24 +62,6 @@ def test_received_by_weights(drawn: Any, pick: Any) -> None:
     close(m.received(one_hot), -1e9 * A[:, :, some], atol=1e-3)
 
 
-def test_a_one_hot_weight_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.maps.tile_passes import head_pass
-
-    rows: list[int] = []
-    log_weights = head_pass.HeadPass._log_weights
-
-    def count(self: Any, tile: Any, *rest: Any, **out: Any) -> Any:
-        rows.append(tile.q.size)
-        return log_weights(self, tile, *rest, **out)
-
-    monkeypatch.setattr(head_pass.HeadPass, "_log_weights", count)
-    m = regard.attention_map(torch.randn(1, 1, 40, 4), torch.randn(1, 1, 40, 4))
-    w = torch.zeros(40)
-    w[17] = 1.0
-    assert torch.allclose(m.received(w)[0, 0], m[0, 0, 17], atol=1e-6)
-    assert set(rows) == {1}
-
-
 @pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
 def test_large_scores_and_weights_err_no_more_than_eager_attention(size: float) -> None:
     q, k = torch.randn(2, 30, 8) * torch.tensor([1.0, size]).view(2, 1, 1), torch.randn(1, 30, 8)
@@ -95,16 +77,6 @@ def test_large_scores_and_weights_err_no_more_than_eager_attention(size: float) 
     ):
         error, their_error = (truth.error(x.reshape(expected.shape), expected) for x in (found, theirs))
         assert error <= 2 * their_error + 1e6 * 16 * torch.finfo(torch.float32).eps
-
-
-def test_rows_that_see_nothing_receive_and_give_nothing() -> None:
-    q = torch.randn(1, 2, 6, 4)
-    m = regard.attention_map(q, q, mask=~regard.causal)  # the last row sees nothing
-    w = torch.zeros(6)
-    w[-1] = 5.0
-    assert m.received(w).abs().sum() == 0
-    assert m.weighted(torch.ones(6)).row_sums()[0, 0, -1] == 0
-    assert (m.weighted(torch.ones(6)).topk(2).indices[0, 0, -1] == -1).all()
 
 
 @given(drawn=signed_maps(), pick=st.data())
@@ -192,25 +164,6 @@ def test_a_signed_map_stands_for_its_tensor_and_describes_itself() -> None:
         weighted.mean()
 
 
-def test_values_for_key_heads_multiply_a_signed_map() -> None:
-    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 3)
-    m, u = regard.attention_map(q, k), torch.randn(2, 4, 6)
-    expected = (m.to_dense() * u[:, :, None]) @ v.repeat_interleave(2, 1)
-    assert torch.allclose(m.weighted(u) @ v, expected, atol=1e-5)
-    assert torch.allclose((m.weighted(u) - m) @ v, expected - m @ v, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (1, 2, 0, 4)])
-def test_maps_without_entries(shape: tuple[int, ...]) -> None:
-    q, k = torch.randn(shape), torch.randn(shape[0], 2, 6, 4)
-    m = regard.attention_map(q, k)
-    for signed in (m.weighted(torch.ones(6)), m - m):
-        assert signed.to_dense().shape == m.shape
-        assert signed.received().shape == (shape[0], 2, 6)
-        assert signed.topk(2).values.shape == (*m.shape[:3], 2)
-    assert m.received(torch.ones(shape[2])).shape == (shape[0], 2, 6)
-
-
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
@@ -232,11 +185,3 @@ def test_bad_requests_say_what_was_expected(ask: Any, says: str) -> None:
     q = torch.randn(1, 2, 6, 4)
     with pytest.raises(ValueError, match=says):
         ask(regard.attention_map(q, q))
-
-
-def test_maps_on_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    q = torch.randn(1, 2, 6, 4)
-    a, b = regard.attention_map(q, q), regard.attention_map(q, q)
-    b.q = b.q.to("meta")
-    with pytest.raises(ValueError, match=r"a - b: expected two maps on one device, got cpu and meta"):
-        a - b

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.attention.backends import runs
 from regard.maps import Spans
-from regard.maps.tile_passes import head_pass
 from tests.maps.drawn_maps import cells, close, maps, small_tiles, spans  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
@@ -61,14 +59,6 @@ def test_bad_spans_say_what_was_expected(make: Any, says: str) -> None:
         make()
 
 
-def test_a_name_has_to_be_one_spans() -> None:
-    words = Spans([0, 1, 2], [1, 2, 3], ["the", "cat", "the"])
-    with pytest.raises(KeyError, match="no span is named 'dog'; the names are 'the', 'cat', 'the'"):
-        words.find("dog")
-    with pytest.raises(KeyError, match="2 spans are named 'the'"):
-        words.find("the")
-
-
 @given(drawn=maps(20), pick=st.data())
 def test_pool_over_any_spans(drawn: Any, pick: Any) -> None:
     m, A, _ = drawn
@@ -113,42 +103,3 @@ def test_bad_rows_and_cols(rows: Any, cols: Any, says: str) -> None:
         m.pool(rows, cols)
     with pytest.raises(ValueError, match=says):
         m.weighted(torch.ones(6)).pool(rows, cols)
-
-
-def test_a_long_span_beside_single_positions_costs_its_positions() -> None:
-    starts = torch.cat([torch.arange(1000), torch.tensor([1000])])
-    stops = torch.cat([torch.arange(1, 1001), torch.tensor([101_000])])
-    groups = runs.cut_into_runs(starts, stops, 128)
-    assert sum(group.places.numel() for group in groups) < 1.01 * 101_000
-    assert sum(len(group.spans) for group in groups) < 1000 + 800
-    assert {group.places.shape[1] for group in groups} == {1, 128}
-
-
-@given(st.data())
-def test_runs_hold_every_position_of_every_span_once(pick: Any) -> None:
-    n = pick.draw(st.integers(1, 60))
-    drawn = pick.draw(spans(n))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "MIN_PADDING", pick.draw(st.sampled_from([0, 3, 256])))
-        groups = runs.cut_into_runs(*drawn.bounds(), 8)
-    held: dict[int, list[int]] = {}
-    for group in groups:
-        assert group.places.shape[1] in (1, 2, 4, 8)
-        for span, places in zip(group.spans.tolist(), group.places.tolist(), strict=True):
-            held.setdefault(span, []).extend(place for place in places if place >= 0)
-    assert {span: sorted(places) for span, places in held.items()} == {
-        number: list(range(span.start, span.stop)) for number, span in enumerate(drawn)
-    }
-
-
-def test_spans_at_the_sizes_that_tiles_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the small tiles
-    monkeypatch.setattr(head_pass, "QUERIES", 512)
-    monkeypatch.setattr(head_pass, "KEYS", 512)
-    q, k = torch.randn(1, 2, 1300, 8).double(), torch.randn(1, 1, 1500, 8).double()
-    m = regard.attention_map(q, k, mask=regard.causal)
-    rows = Spans([0, 1, 2, 7, 900, 901], [1, 2, 5, 800, 901, 1300])
-    cols = Spans.from_edges([0, 1, 2, 3, 4, 1000, 1001, 1003, 1500])
-    both = m.pool(rows, cols, "both")
-    for found, expected in zip(both, cells(m.to_dense(), rows, cols), strict=True):
-        close(found, expected)

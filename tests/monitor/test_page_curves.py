@@ -32,14 +32,6 @@ def test_layers_that_take_turns_have_a_place_at_every_step(tmp_path: Path) -> No
     assert list(found["batch"]) == ["largest_score"]  # nothing is known of documents
 
 
-def test_a_layer_without_a_softmax_has_no_heads(tmp_path: Path) -> None:
-    record = heard(0, "1", [1.0])
-    record.layers["0"] = HeardLayer("layers.0", False, "it has no softmax", {})
-    append_line(tmp_path / "hybrid.jsonl", record.line())
-    found = read_curves(tmp_path / "hybrid.jsonl")
-    assert found["batch"]["largest_score"]["heads"] == [[[1.0], []]]
-
-
 def test_a_long_history_is_thinned_and_an_empty_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     for step in range(200):

@@ -16,7 +16,7 @@ from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.visibility import Asked
 from regard.mutants.call_signature import read_signature
-from regard.mutants.mutant import CallLog, Mutant, all_mutants, make_mutant, why_left_out, without_mutant
+from regard.mutants.mutant import CallLog, all_mutants, make_mutant, why_left_out, without_mutant
 from regard.mutants.suggestion import suggest_tests
 from tests.mutants.blind_suites import SUITES, attention, draw, notices
 
@@ -215,13 +215,3 @@ def test_a_suite_of_boolean_masks_gets_a_test_of_numbers_that_are_added():
     spec, mutant = "torch.nn.functional:scaled_dot_product_attention", MUTANTS["mask-scaled-too"]
     found = suggest_tests(target, F, spec, read_signature(target), log.example, [mutant])
     assert "attn_mask=bias" in found["mask-scaled-too"]["text"]
-
-
-def test_a_target_is_left_out_by_name_with_a_reason():
-    window = Mutant("window-dropped", {"window": None})
-    assert why_left_out(window, {"causal"}, "") == "the target has no argument for window or left window"
-    assert why_left_out(window, {"window"}, "") == ""
-    packed_only = MUTANTS["sequences-attend-to-each-other"]
-    assert "packed" in why_left_out(packed_only, set(), "")
-    paged = Mutant("page-tail-read", {"reach": "page"})
-    assert why_left_out(paged, set(), "") == "only a target with paged inputs can have it"

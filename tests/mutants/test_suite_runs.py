@@ -211,6 +211,7 @@ def test_a_kernel_that_crashes_on_small_inputs_is_searched_at_the_sizes_of_its_s
     assert "torch.randn(1, 2, 8, 8), torch.randn(1, 2, 16, 8)" in report.survivors[0].test
 
 
+@pytest.mark.at_length("test_killed_survived_and_a_test_that_kills")
 def test_a_module_without_weights_is_a_target(project):
     (project / "package" / "layer.py").write_text(LAYER)
     (project / "test_it.py").write_text(LAYER_TESTS)
@@ -222,7 +223,7 @@ def test_a_module_without_weights_is_a_target(project):
     assert "output = Attention()(q, k, v, mask=" in report.survivors[0].test
 
 
-@pytest.mark.at_length("test_a_module_without_weights_is_a_target")
+@pytest.mark.at_length("test_killed_survived_and_a_test_that_kills")
 def test_a_method_is_a_target(project):
     """A test is written if its class is made without arguments; if not, the report says so."""
     for arguments, expected in (
@@ -236,7 +237,7 @@ def test_a_method_is_a_target(project):
         assert expected in str(report)
 
 
-@pytest.mark.at_length("test_a_module_without_weights_is_a_target")
+@pytest.mark.at_length("test_killed_survived_and_a_test_that_kills")
 def test_a_module_with_weights_is_answered_with_what_to_do(project):
     (project / "package" / "layer.py").write_text(LAYER)
     (project / "test_it.py").write_text(

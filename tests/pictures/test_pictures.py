@@ -79,17 +79,6 @@ def test_a_tower_shows_its_patches_and_names_what_stands_before_them(family: str
     assert (pictures[0].height, pictures[0].width) == (24, 24)
 
 
-def test_siglips_pooling_query_attends_to_patches() -> None:
-    seen = seen_by(build("SiglipVision", **WIDE), pixel_values=normalised(a_photo())[None])
-    key = seen.layers[-1].key
-    assert seen.layers[-1].shape[2:] == (1, 9)
-    assert seen.pictures is not None
-    assert seen.pictures.layout(key, "queries") == PatchLayout(special={0: "pooling query"})
-    keys = seen.pictures.layout(key, "keys")
-    assert keys is not None
-    assert keys.name(5) == "row 2, column 3"
-
-
 def test_swins_windows_are_parts_of_the_picture() -> None:
     """The weights of a window are found again where its places say, also of one that is shifted."""
     settings = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2], "num_heads": [2]}
@@ -275,20 +264,6 @@ def test_an_own_module_is_told_its_patches_and_its_picture() -> None:
 def test_what_cannot_be_patches_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         regard.pictures.Patches(**arguments)
-
-
-def test_a_later_pass_has_its_own_picture_and_the_earlier_one_keeps_its() -> None:
-    model = build("ViT", **WIDE)
-    photos = [a_photo(seed=seed) for seed in range(2)]
-    with torch.no_grad(), regard.capture(model) as seen:
-        for photo in photos:
-            pixels = normalised(photo)[None]
-            model(pixels)
-            pixels.zero_()  # the caller's tensor, which is its own again
-    for capture, photo in zip([*seen.passes, seen], photos, strict=True):
-        assert capture.pictures is not None
-        shown = capture.pictures[0].pixels.permute(2, 0, 1) / 255
-        torch.testing.assert_close(shown, photo, atol=0.5 / 255, rtol=0)
 
 
 def test_colours_are_never_claimed_where_they_cannot_be_right() -> None:

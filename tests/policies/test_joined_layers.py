@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -53,29 +51,3 @@ def test_joined_layers_have_the_numbers_of_each_alone(values: bool) -> None:
                 if found.error is not None and alone.error is not None:
                     assert torch.equal(found.error, alone.error)
                 assert bool((found.share[found.concerned] < 1).any())
-
-
-def test_a_policy_is_asked_once_for_joined_layers() -> None:
-    asked: list[int] = []
-
-    def score(cache: policies.CacheState) -> torch.Tensor:
-        asked.append(len(cache.positions))
-        return cache.positions.double()
-
-    layers = [layer for layer in draw_layers(False) if layer.key not in OTHERS]
-    list(measure_layers(layers, [Eviction("latest", score)], [20], 10))
-    assert asked == [10] * 4  # five layers of two texts, evicted at 20, 30, 40 and 50 tokens
-
-
-def test_a_long_text_is_read_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.policies.joined_layers.NUMBERS", 2 * 4 * T * T)
-    read: list[int | str] = []
-
-    def layers() -> Iterator[CachedLayer]:
-        for layer in draw_layers(False):
-            read.append(layer.key)
-            yield layer
-
-    runs = join_layers(layers())
-    assert [layer.key for layer in next(runs).layers] == [0]
-    assert read == [0]

@@ -11,10 +11,7 @@ from torch import Tensor
 
 import regard
 from regard import policies
-from regard.policies.joined_layers import CachedLayer
 from regard.policies.measurement import evicted_positions, measure_own
-from regard.policies.policy import policy_of_layer
-from regard.policies.retention import retain
 from tests import truth
 from tests.policies import dense_policies
 from tests.policies.dense_policies import DenseHead
@@ -153,18 +150,6 @@ def test_shares_and_errors_are_as_exact_as_eager_code(name: str, setting: str) -
     assert torch.equal(found.concerned, visible.sum(-1) > BUDGET)
 
 
-def test_a_policy_that_keeps_everything_loses_nothing_exactly() -> None:
-    q, k, v = draw()
-    for setting in ("causal", "padding", "sinks"):
-        m = regard.attention_map(q, k, **SETTINGS[setting])
-        for policy, _ in (*EVICTIONS.values(), *SELECTIONS.values()):
-            for budget in (T, 10 * T):
-                found = policies.measure(m, v, policy, budget)
-                assert bool((found.share == 1).all())
-                assert bool((found.error == 0).all())
-                assert not bool(found.concerned.any())
-
-
 def test_no_policy_holds_more_than_the_best() -> None:
     q, k, v = draw(1)
     m = regard.attention_map(q, k, mask=regard.causal)
@@ -198,23 +183,6 @@ def test_random_keys_are_drawn_alike_from_all_keys_so_far() -> None:
     assert abs(sum(ages) / len(ages) - 200) < 20
 
 
-def test_every_layer_draws_its_own_random_keys() -> None:
-    """Otherwise one draw for each key/value head decides for a whole model whether its sink is kept."""
-    q, k, _ = draw()
-    m = regard.attention_map(q, k, mask=regard.causal)
-
-    def last_positions(layer: int | str) -> list[int]:
-        *_, (_, positions) = evicted_positions(m, policy_of_layer(policies.random(), layer), BUDGET, EVERY)
-        return positions.flatten().tolist()
-
-    drawn = [last_positions(layer) for layer in (0, 1, 2, "encoder.0", "encoder.1")]
-    assert len({tuple(positions) for positions in drawn}) == 5
-    assert last_positions("encoder.1") == drawn[-1]
-    layers = [CachedLayer(key, (0, 1, 2, 3), m, None) for key in (0, 1)]
-    found = retain(layers, "random", BUDGET, every=EVERY, baselines=False)
-    assert not torch.equal(*found.share)
-
-
 def test_a_mask_and_the_layers_own_selection_are_measured() -> None:
     q, k, v = draw()
     kept = regard.window(7) | regard.prefix(2)
@@ -246,12 +214,3 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
         policies.measure(m, v, policies.Eviction("mine", lambda cache: cache.positions * math.nan), BUDGET)
     with pytest.raises(ValueError, match="accumulates=True"):
         policies.measure(m, v, policies.Eviction("mine", lambda cache: cache.received), BUDGET)
-
-
-def test_first_keys_stay_where_there_is_room_for_no_others() -> None:
-    q, k = torch.zeros(1, 1, 40, 4), torch.zeros(1, 1, 40, 4)
-    q[..., 0], k[:, :, 0, 0] = 8.0, 8.0  # every query attends to the first key
-    m = regard.attention_map(q, k, mask=regard.causal)
-    for sinks, budget in ((4, 4), (16, 8)):
-        kept = policies.measure(m, None, policies.streaming(sinks), budget=budget)
-        assert float(kept.share.min()) > 0.99

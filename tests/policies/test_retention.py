@@ -13,7 +13,7 @@ import regard
 from regard import policies
 from regard.policies import CacheState, SelectionState
 from regard.policies.retention import RetentionCurve
-from tests.captures import captured, hybrid
+from tests.captures import captured
 
 
 def test_one_policy_at_one_budget_has_every_query_and_both_baselines() -> None:
@@ -107,10 +107,6 @@ def test_windows_of_the_layers_are_measured_as_they_are() -> None:
         seen.retained("own", budget=16)
 
 
-def test_layers_without_a_cache_of_keys_are_left_out() -> None:
-    assert [key for key, _ in hybrid(24).retained("tova", budget=8).places] == [3]
-
-
 def test_without_values_there_are_shares_and_no_errors() -> None:
     found = captured(40, values=False).retained("tova", budget=8, baselines=False)
     assert found.share.shape == (2, 1, 4, 40)
@@ -141,33 +137,6 @@ def test_wrong_names_and_budgets_are_answered_with_a_sentence(
         captured(24).retained(policy, budget=budget)
 
 
-def test_results_print_themselves_in_a_line() -> None:
-    seen = captured(16)
-    curve = seen.retained(["h2o"], budget=[8, 4])
-    assert repr(curve) == "RetentionCurve(h2o, random, best; budgets 4, 8; 8 heads)"
-    assert repr(seen.rounded(4)) == "Rounded(4 bits, keys by channel, values by token, 8 heads)"
-    assert str(seen.retained("h2o", budget=1)).startswith("h2o with 1 key: ")
-
-
-@pytest.mark.parametrize("policy", ["quest", regard.window(4)])
-def test_what_evicts_nothing_has_no_rounds_of_eviction(policy: object) -> None:
-    budget = 8 if policy == "quest" else None
-    with pytest.raises(ValueError, match=r"^every: expected none, since .* evicts no keys, got 2$"):
-        captured(16).retained(policy, budget=budget, every=2)
-
-
-def test_a_policy_that_writes_to_its_positions_changes_no_cache() -> None:
-    def latest(cache: CacheState) -> Tensor:
-        scores = cache.positions.double()
-        cache.positions.zero_()
-        return scores
-
-    seen = captured(32)
-    found = seen.retained(latest, budget=8, every=1, baselines=False)
-    expected = torch.stack([m.mass(regard.window(8)) for m in seen]).double()
-    torch.testing.assert_close(found.share, expected, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -184,12 +153,3 @@ def test_wrong_scores_of_blocks_are_refused(change: Callable[[Tensor], Tensor], 
 
     with pytest.raises(ValueError, match=sentence):
         captured(16).retained(policies.Selection("mine", score, 4), budget=8, baselines=False)
-
-
-def test_blocks_may_have_whole_numbers() -> None:
-    def oldest(state: SelectionState) -> Tensor:
-        return -torch.arange(4).expand(1, 2, 16, 4)
-
-    found = captured(16).retained(policies.Selection("oldest", oldest, 4), budget=8, baselines=False)
-    expected = captured(16)[0].to_dense()[..., :8].sum(-1).double()
-    torch.testing.assert_close(found.share[0], expected, atol=1e-6, rtol=0)

@@ -15,33 +15,6 @@ from tests import truth
 from tests.captures import captured
 
 
-def plain_round(numbers: list[float], bits: int) -> list[float]:
-    least, most = min(numbers), max(numbers)
-    step = (most - least) / (2**bits - 1)
-    return [least + round((x - least) / step) * step if step else x for x in numbers]
-
-
-@pytest.mark.parametrize("bits", [8, 4, 3, 2])
-def test_every_group_is_rounded_by_itself(bits: int) -> None:
-    x = torch.randn(1, 2, 11, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    by_token, by_channel = round_cache(x, bits, "token", 4), round_cache(x, bits, "channel", 4)
-    for g in range(2):
-        for i in range(11):
-            row = x[0, g, i].tolist()
-            expected = plain_round(row[:4], bits) + plain_round(row[4:], bits)
-            assert by_token[0, g, i].tolist() == pytest.approx(expected)
-        for d in range(6):
-            column = x[0, g, :, d].tolist()
-            expected = [y for n in (0, 4, 8) for y in plain_round(column[n : n + 4], bits)]
-            assert by_channel[0, g, :, d].tolist() == pytest.approx(expected)
-
-
-def test_a_group_may_be_larger_than_what_there_is() -> None:
-    x = torch.randn(1, 2, 11, 6, generator=torch.Generator().manual_seed(0))
-    for by, n in (("token", 6), ("channel", 11)):
-        assert torch.equal(round_cache(x, 4, by, 10**12), round_cache(x, 4, by, n))  # type: ignore[arg-type]
-
-
 def dense(q: Tensor, k: Tensor, v: Tensor, options: dict) -> tuple[Tensor, Tensor]:
     T = q.shape[2]
     scores = q @ k.repeat_interleave(2, 1).mT * q.shape[-1] ** -0.5

@@ -206,24 +206,6 @@ def test_a_mask_that_is_overwritten_is_shown_as_it_was(how: str) -> None:
         assert torch.equal(m.to_dense()[0, 0] > 0, shown.view(9, 9))
 
 
-def test_layers_share_the_copy_of_their_mask() -> None:
-    mask = torch.rand(9, 9) < 0.6
-    mask.fill_diagonal_(True)
-    seen, _ = run(nn.Sequential(*(Own(mask=mask) for _ in range(3))), torch.randn(1, 9, 16))
-    tensors = {id(m.mask.tensor) for m in seen}
-    assert len(tensors) == 1
-    assert tensors != {id(mask)}
-
-
-def test_an_expanded_mask_is_copied_once() -> None:
-    row = torch.rand(1, 1, 1, 9) < 0.6
-    row[..., 0] = True
-    mask = regard.tensor_mask(row.expand(2, 4, 9, 9))
-    seen, _ = run(nn.Sequential(Own(mask=mask)), torch.randn(2, 9, 16))
-    assert seen.certificate.certified
-    assert seen[0].mask.tensor.untyped_storage().nbytes() == 9
-
-
 def chunked(function: Any, settings: list[dict[str, Any]]) -> nn.Module:
     """A module that computes its queries in chunks of three, each with settings of its own."""
 
@@ -304,24 +286,6 @@ def test_a_static_cache_under_a_boolean_mask_is_one_map() -> None:
     assert [tuple(m.shape) for m in seen] == [(1, 4, 8, 8)]
 
 
-class PlainMask(regard.Mask):
-    """A mask that is no dataclass."""
-
-    def __init__(self, visible: Tensor) -> None:
-        self.visible = visible
-
-    def allowed(self, grid: Any) -> Tensor:
-        return self.visible[grid.rows, grid.cols]
-
-
-def test_a_mask_that_is_no_dataclass_is_copied() -> None:
-    visible = torch.ones(9, 9, dtype=torch.bool).tril()
-    seen, _ = run(nn.Sequential(Own(mask=PlainMask(visible))), torch.randn(1, 9, 16))
-    visible.fill_(True)
-    assert seen.certificate.certified
-    assert torch.equal(seen[0].to_dense()[0, 0] > 0, torch.ones(9, 9, dtype=torch.bool).tril())
-
-
 class Observed(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         return regard.attend(q, k, v, mask=mask)
@@ -339,24 +303,6 @@ def test_a_layer_that_overrides_attend_is_heard_once(kind: type[Attention]) -> N
     assert seen.certificate.certified
     assert not seen.missing
     assert sorted(layer.name for layer in seen.layers) == ["0", "1", "2"]
-
-
-class WithFlag(nn.Module):
-    """It calls no attention, but has an attribute of that name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.attend = nn.Linear(16, 16), False
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if self.attend else self.linear(x)
-
-
-def test_an_attribute_called_attend_is_no_attention() -> None:
-    seen, _ = run(nn.Sequential(Own(), WithFlag(), Own()), torch.randn(1, 9, 16))
-    assert not seen.missing
-    with pytest.raises(RuntimeError, match="no attention call was heard"):
-        regard.capture(nn.Sequential(WithFlag()), inputs=torch.randn(1, 9, 16))
 
 
 class Default(nn.Module):
@@ -421,48 +367,3 @@ def test_a_compiled_function_is_named_as_missing() -> None:
     with pytest.warns(UserWarning, match="Own"):
         seen, _ = run(model, torch.randn(1, 9, 16))
     assert set(seen.missing) == {"1"}
-
-
-def test_values_without_a_width_do_not_stop_the_model() -> None:
-    model = nn.Sequential(Own(), Own(lambda q, k, v: attend(q, k, v) + attend(q, k, v[..., :0]).sum()))
-    with pytest.warns(UserWarning, match="width of 0"):
-        run(model, torch.randn(1, 9, 16))
-
-
-REACH = 3
-
-
-def within_reach(b: Any, h: Any, q: Any, k: Any) -> Any:
-    return q - k < REACH
-
-
-def test_variables_that_a_function_reads_are_shown_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, table = 2, torch.arange(9) % 3
-    rules = [
-        regard.rule(within_reach),
-        regard.rule(lambda b, h, q, k: (q - k < own) | (q == k)),
-        regard.rule(lambda b, h, q, k, table=table: table[q] >= table[k]),
-        regard.rule(lambda b, h, q, k: within_reach(b, h, q, k) | (table[q] == table[k])),
-        regard.rule(lambda b, h, q, k: q >= k),
-    ]
-    model = nn.Sequential(*(Own(mask=each) for each in rules))
-    right = [each.to_dense(9).view(9, 9) for each in rules]
-    seen, _ = run(model, torch.randn(1, 9, 16))
-    assert seen.certificate.certified
-    own = 9
-    table.fill_(0)
-    monkeypatch.setitem(globals(), "REACH", 1)
-    assert not torch.equal(rules[0].to_dense(9).view(9, 9), right[0])
-    assert not torch.equal(rules[1].to_dense(9).view(9, 9), right[1])
-    for m, expected in zip(seen, right, strict=True):
-        assert torch.equal(m.to_dense()[0, 0] > 0, expected)
-    assert str(seen[0].mask) == "rule(within_reach)"
-    assert seen[4].mask.predicate is rules[4].predicate
-
-
-def test_layers_share_a_function_that_was_frozen() -> None:
-    reach = 4
-    mask = regard.rule(lambda b, h, q, k: q - k < reach)
-    seen, _ = run(nn.Sequential(*(Own(mask=mask) for _ in range(3))), torch.randn(1, 9, 16))
-    assert len({id(m.mask.predicate) for m in seen}) == 1
-    assert seen[0].mask.predicate is not mask.predicate

@@ -185,34 +185,6 @@ def test_inputs_by_name_by_position_and_as_one_tensor(model: nn.Module, ids: Ten
     assert not isinstance(regard.capture(model), regard.Capture)
 
 
-class NamedLikeOptions(nn.Module):
-    """A model whose own arguments have the names of capture's options."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = Homemade()
-
-    def forward(self, layers: Tensor, text: int) -> Tensor:
-        return self.attention(layers) * text
-
-
-def test_a_models_arguments_may_have_the_names_of_options() -> None:
-    seen = regard.capture(NamedLikeOptions(), inputs={"layers": torch.randn(1, 5, 16), "text": 2}, layers=[0])
-    assert seen.certificate.certified
-
-
-def test_layers_go_by_integers_and_also_by_text(model: nn.Module, ids: Tensor) -> None:
-    seen = regard.capture(model, inputs={"input_ids": ids}, layers=[0, 2])
-    assert [row.layer for row in seen.heads()][::4] == [0, 2]
-    assert seen.layer(2) is seen.layer("2") is seen.layer("model.layers.2.self_attn")
-    assert seen.certificate[2] is seen.certificate["2"] is seen.layers[1].evidence
-    with pytest.raises(KeyError, match=r"expected one of those captured \(0, 2\), got 1"):
-        seen[1]
-    some = regard.capture(model, inputs={"input_ids": ids}, heads=[1, 3])
-    with pytest.raises(KeyError, match=r"head: expected one of those captured \[1, 3\], got 0"):
-        some[2, 0]
-
-
 def test_soft_caps_and_sink_logits_are_shown() -> None:
     given = attention(softcap=30.0, sinks=torch.zeros(4))
     assert str(evidence(given)).endswith("; causal, soft cap 30, sink logits")
@@ -336,19 +308,6 @@ def test_attention_of_two_kinds_has_names_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(regard.load(tmp_path)[0].to_dense(), seen[0].to_dense())
 
 
-def test_what_a_capture_kept_goes_with_it(model: nn.Module, ids: Tensor) -> None:
-    """At once: a GPU does not wait for the garbage collector before the next capture."""
-    gc.disable()
-    try:
-        for options in ({}, {"store": "statistics"}, {"budget": "1GiB"}):
-            seen = regard.capture(model, inputs={"input_ids": ids}, **options)
-            gone = weakref.ref(seen.layers[0])
-            del seen
-            assert gone() is None, options
-    finally:
-        gc.enable()
-
-
 def test_static_caches_are_copied(model: nn.Module, ids: Tensor) -> None:
     """What a cache writes later must not change what was seen."""
     model.set_attn_implementation("regard")
@@ -388,16 +347,6 @@ def test_homemade_attention() -> None:
 class OneHead(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
-
-@pytest.mark.parametrize("mask", [None, torch.eye(6) > 0, torch.stack([torch.ones(6, 6).tril() > 0] * 2)])
-def test_homemade_attention_of_one_head(mask: Tensor | None) -> None:
-    model, x = OneHead(), torch.randn(2, 6, 8)
-    with regard.capture(model) as seen:
-        output = model(x, mask)
-    assert (output - model(x, mask)).abs().max() < 1e-6
-    assert seen[0].shape == (2, 1, 6, 6)
-    assert seen.certificate.certified
 
 
 def test_an_interrupt_leaves_nothing_behind() -> None:

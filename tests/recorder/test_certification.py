@@ -64,13 +64,6 @@ def test_equal_sums_do_not_hide_negative_weights() -> None:
     assert not evidence.certified
 
 
-def test_the_evidence_is_a_sentence() -> None:
-    weights, v, output = some_attention()
-    sentence = str(regard.certify(weights, v, output))
-    assert sentence.startswith("certified: weights times values are within ")
-    assert sentence.endswith("of the output; 8 of 8 rows compared; weights given as a tensor")
-
-
 def test_a_head_of_a_map_is_certified_by_itself() -> None:
     q, k, v = torch.randn(3, 2, 4, 8, 16)
     output, lse = regard.attend(q, k, v, mask=regard.causal, return_lse=True)
@@ -146,12 +139,3 @@ def test_a_row_is_held_to_its_own_values(
         room += 2.0**-20 * v.double().abs().sum(2, keepdim=True)
     if bool((off > room).any()):
         assert not regard.certify(other, v, output).certified
-
-
-@pytest.mark.parametrize("large", [1.0, 100.0])
-def test_values_that_differ_in_one_key_do_not_determine_the_others(large: float) -> None:
-    weights, v = torch.randn(1, 1, 8, 12).softmax(-1), torch.ones(1, 1, 12, 4)
-    v[:, :, 0] += large
-    assert "so similar" in str(regard.certify(weights, v, weights @ v))
-    v[:, :, 4:] = torch.randn(8, 4)  # most of them differ
-    assert regard.certify(weights, v, weights @ v).certified

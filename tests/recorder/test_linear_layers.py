@@ -13,11 +13,8 @@ from torch.nn import functional as F
 
 import regard
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder.attention_call import AttentionCall, Recurrence
 from regard.recorder.certificates import linear_certificate
 from regard.recorder.certificates.linear_certificate import examine_linear
-from regard.recorder.layer import LayerId
-from regard.recorder.recording import Recording
 
 
 def chunk_gated_delta_rule(
@@ -235,14 +232,6 @@ def test_a_mixed_capture_has_scores_files_and_a_page(tmp_path: Path) -> None:
     assert page.exists()
 
 
-def test_statistics_and_some_heads_are_stored() -> None:
-    seen = regard.capture(model(DeltaNet), inputs=(IDS,), store="statistics")
-    assert seen.layer(0).summary.mass.shape == (1, 4, 40, 40)
-    some = regard.capture(model(DeltaNet), inputs=(IDS,), heads=[1, 2], dtype=torch.bfloat16)
-    assert some.layer(0).heads == (1, 2)
-    assert some[0].q.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_step_in_half_precision_is_certified_and_a_wrong_state_is_not(dtype: torch.dtype) -> None:
     """Transformers' step of Mamba-2 multiplies key, time step and value in half precision."""
@@ -274,41 +263,3 @@ def test_a_layer_that_computes_in_float32_is_certified_with_inputs_in_float64() 
     output = output.double().transpose(1, 2)
     assert examine_linear(right, v, output).certified
     assert not examine_linear(wrong, v, output).certified
-
-
-class Overwriting(DeltaNet):
-    """Writes to its decays after they were used."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k = (y.unflatten(-1, (2, 8)).repeat_interleave(2, 2) for y in self.qk(x).chunk(2, -1))
-        a, b = self.gates(x).chunk(2, -1)
-        decay, v = -F.softplus(a), self.v(x).unflatten(-1, (4, 8))
-        output, _ = chunk_gated_delta_rule(q, k, v, decay, b.sigmoid())
-        decay.zero_()
-        return self.out(output.flatten(2))
-
-
-def test_a_layer_that_writes_to_its_decays_afterwards_is_shown_as_it_was() -> None:
-    seen = regard.capture(model(Overwriting), inputs=(IDS,))
-    assert seen.certificate.certified
-    assert seen[0].decay.abs().min() > 0
-
-
-def test_parameters_in_a_map_are_copies() -> None:
-    q, skip, sinks = torch.randn(1, 2, 5, 4), torch.randn(2), torch.randn(2)
-    linear = regard.maps.linear_attention_map(q, q, skip=skip)
-    recording = Recording()
-    recording.record(LayerId(0, "linear"), Recurrence(None, skip=skip).call(q, q, q, linear @ q))
-    output = regard.attend(q, q, q, sinks=sinks)
-    call = AttentionCall(q, q, q, output, None, regard.full, 0.5, sinks=sinks)
-    recording.record(LayerId(1, "softmax"), call)
-    recording.close()
-    before = linear.to_dense()
-    skip.zero_()  # as by training
-    sinks.zero_()
-    assert recording.seen.certificate.certified, recording.seen.certificate
-    assert torch.equal(recording.seen[0].to_dense(), before)
-    softmax = recording.seen[1]
-    assert isinstance(softmax, AttentionMap)
-    assert softmax.sinks is not None
-    assert bool(softmax.sinks.all())

@@ -50,21 +50,6 @@ def test_what_is_padding_is_no_prediction() -> None:
     assert found.loss[1].item() == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
-def test_words_are_decoded_once_for_each_token() -> None:
-    asked: list[Tensor] = []
-
-    def decode(ids: Tensor) -> list[str]:
-        asked.append(ids)
-        return [f"w{n}" for n in ids.tolist()]
-
-    logits, ids = torch.randn(1, 6, 50), torch.randint(0, 50, (1, 6))
-    found = predictions_from(logits, ids, decode=decode)
-    shown = found.likeliest.unique().tolist()
-    assert [x.tolist() for x in asked] == [shown]
-    assert found.word(shown[0]) == f"w{shown[0]}"
-    assert predictions_from(logits, ids).word(3) == "<3>"
-
-
 def test_a_capture_keeps_them_from_its_own_pass() -> None:
     torch.manual_seed(0)
     model = GPT(Config(vocab_size=64, context_length=32, num_layers=2, num_heads=4, d_model=16)).eval()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, encode_ids
+from regard.recorder.tokens_of_maps.tokens import decode_tokens, encode_ids
 from regard.spans.text_spans import sentences_of_tokens, words_of_tokens
 from regard.support.characters import join, locate, write_pieces
 from tests.sampling import examples
@@ -39,12 +39,6 @@ def test_words_and_sentences_do_not_cut_characters(make: Callable[[], Any]) -> N
     assert " مرحبا" in words_of_tokens(tokens).names
 
 
-def test_tokens_of_the_vocabulary_stand_alone() -> None:
-    tokenizer = byte_level()
-    first, second = encode_ids(tokenizer, "界")[:2]
-    assert decode_vocabulary(tokenizer, torch.tensor([first, second])) == ["<0xE7>", "<0x95>"]
-
-
 def test_bytes_that_are_no_character_are_written_as_bytes() -> None:
     assert write_pieces([b"\xe4\xb8", " and", b"\x96"]) == ["<0xE4><0xB8>", " and", "<0x96>"]
     assert write_pieces([]) == []
@@ -55,13 +49,6 @@ def test_a_token_may_end_one_character_and_begin_the_next() -> None:
     tokens = write_pieces([data[:1], data[1:4], data[4:5], data[5:]])
     assert tokens == ["世¹⁄₂", "世²⁄₂界¹⁄₃", "界²⁄₃", "界³⁄₃"]
     assert locate(tokens) == ("世界", [(0, 1), (0, 2), (1, 2), (1, 2)])
-
-
-@pytest.mark.parametrize(
-    "tokens", [["a¹⁄₂"], ["a¹⁄₂", "b²⁄₂"], ["a²⁄₂"], ["a¹⁄₃", "a³⁄₃"], ["x¹⁄₁"], ["¹⁄₂", "½"], [""]]
-)
-def test_a_fraction_in_the_text_is_no_mark(tokens: list[str]) -> None:
-    assert join(tokens) == "".join(tokens)
 
 
 @settings(max_examples=examples(30), deadline=None)

@@ -6,18 +6,9 @@ import pytest
 import torch
 
 from regard.gpt import GPT, Config
-from regard.reproduce import induction, packing, position
-from regard.reproduce.collapse import CollapseRun
+from regard.reproduce import packing, position
 
 SIZES = {"vocab_size": 16, "context_length": 12, "num_layers": 1, "num_heads": 2, "d_model": 8}
-
-
-@pytest.mark.parametrize(
-    ("curve", "expected"),
-    [([0.0, 0.0, 0.05, 0.5, 0.95, 1.0], (2, 4)), ([0.0, 1.0], (0, 1)), ([0.3, 0.3, 0.3], (2, 2))],
-)
-def test_the_window_of_a_rise(curve: list[float], expected: tuple[int, int]) -> None:
-    assert induction.rise(curve) == expected
 
 
 def test_pieces_are_packed_with_their_own_next_tokens() -> None:
@@ -36,14 +27,6 @@ def test_a_share_across_pieces_is_between_none_and_all() -> None:
     assert share == pytest.approx(sum(8 / n for n in (9, 10, 11, 12)) / 4, abs=0.02)
 
 
-def test_only_the_earlier_half_is_shuffled() -> None:
-    ids = torch.arange(24).view(2, 12)
-    shuffled = position.shuffle_start(ids)
-    assert torch.equal(shuffled[:, 6:], ids[:, 6:])
-    assert not torch.equal(shuffled[:, :6], ids[:, :6])
-    assert torch.equal(shuffled.sort(1).values, ids)
-
-
 def test_a_probe_reads_positions_that_are_there() -> None:
     torch.manual_seed(0)
     model = GPT(Config(**SIZES)).eval()
@@ -52,9 +35,3 @@ def test_a_probe_reads_positions_that_are_there() -> None:
     with torch.no_grad():
         model.position_embedding.weight += torch.linspace(-1, 1, 12)[:, None] * torch.randn(8)  # type: ignore[union-attr]
     assert position.probe_errors(model, ids).mean() < 0.5 * without
-
-
-def test_a_mean_loss_is_that_of_the_last_ten_steps() -> None:
-    means = CollapseRun([float(i) for i in range(20)], [], []).means()
-    assert means[0] == [0.0, 0.0]
-    assert means[19] == [19.0, 14.5]

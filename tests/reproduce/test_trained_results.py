@@ -6,35 +6,13 @@ import pytest
 import torch
 
 from regard.gpt import GPT
-from regard.heads.needle_texts import NEEDLES
-from regard.policies import streaming
 from regard.reproduce import dormant, eviction, explanation, retrieval, rollout, sinks
-from regard.reproduce.record import RunOptions
-from regard.reproduce.small_gpt import token_losses
-from regard.reproduce.trained_models import all_heads, cut_heads, draw_heads, read_texts, text_losses
+from regard.reproduce.trained_models import read_texts
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
     return GPT.from_pretrained("default")
-
-
-def test_texts_follow_one_another_and_losses_are_those_of_each(model: GPT) -> None:
-    ids = read_texts(model, 2, 24)
-    assert torch.equal(ids.flatten(), read_texts(model, 1, 48)[0])
-    with pytest.raises(ValueError, match="texts: expected at most"):
-        read_texts(model, 10**6, 24)
-    plain = text_losses(model, ids)
-    torch.testing.assert_close(plain, token_losses(model, ids)[:, 8:].mean(1))
-    assert not torch.equal(plain, text_losses(model, ids, cut_heads([(0, 0)])))
-
-
-def test_random_heads_leave_the_named_ones_out(model: GPT) -> None:
-    heads = all_heads(model)
-    assert len(heads) == 24
-    named = heads[:20]
-    assert sorted(draw_heads(model, 4, 0, without=named)) == heads[20:]
-    assert draw_heads(model, 4, 0) == draw_heads(model, 4, 0) != draw_heads(model, 4, 1)
 
 
 def test_another_pattern_has_the_same_output_on_few_keys() -> None:
@@ -56,44 +34,6 @@ def test_the_same_output_gives_the_same_prediction(model: GPT) -> None:
     found = explanation.replace_layer(model, text, 0, torch.Generator().manual_seed(0))
     assert found.same_output > 0.05
     assert found.same_change < 1e-4 < found.dealt_change
-
-
-def test_rank_correlation_is_spearmans() -> None:
-    a = torch.tensor([0.3, 0.1, 0.9, 0.5])
-    assert rollout.rank_correlation(a, a**3) == 1.0
-    assert rollout.rank_correlation(a, -a) == -1.0
-    assert rollout.rank_correlation(a, torch.tensor([1.0, 2.0, 3.0, 4.0])) == pytest.approx(0.6)
-    ties = rollout.rank_correlation(a, torch.tensor([1.0, 1.0, 2.0, 2.0]))
-    assert ties == pytest.approx(0.8944, abs=1e-4)
-
-
-def test_a_token_that_is_a_line_break_already_changes_nothing() -> None:
-    reader, (text,) = rollout.open_decoder(RunOptions(quick=True), {"texts": 1, "length": 12})
-    text[4] = reader.blank
-    changes = rollout.ablation(reader, text)
-    assert changes.shape == (11,)
-    assert changes[4] == pytest.approx(0.0, abs=1e-6)
-    assert float(changes[-1]) > 1e-3
-    found = rollout.explanations(reader, text)
-    assert all(scores.shape == (11,) for scores in found.values())
-    # A row of weights sums to 1, and what the last token keeps for itself is left out.
-    assert 0 < float(found["last layer"].sum()) < 1
-
-
-def test_answers_cost_more_without_all_heads(model: GPT) -> None:
-    contexts = retrieval.hide(model, NEEDLES[0], 64)
-    assert all(one.ids.shape[1] > 50 for one in contexts)
-    plain = retrieval.answer_losses(model, [contexts])
-    cut = retrieval.answer_losses(model, [contexts], all_heads(model))
-    assert plain.shape == (1,)
-    assert float(cut) > float(plain)
-
-
-def test_shares_are_those_of_each_text(model: GPT) -> None:
-    ids = read_texts(model, 2, 32)
-    shares = eviction.kept_shares(model, ids, streaming(0), 16)
-    assert bool(((shares > 0) & (shares < 1)).all())
-    torch.testing.assert_close(shares[1:], eviction.kept_shares(model, ids[1:], streaming(0), 16))
 
 
 def test_sinks_are_read_from_the_first_token(model: GPT) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import subprocess
@@ -19,7 +18,7 @@ from regard.recorder import Capture, Evidence, Layer
 from regard.show.data.map_view import tiles
 from regard.show.figure_axes import MOST_CELLS
 from regard.show.figure_layout import WARNING
-from regard.show.figures import figure, legible, plot
+from regard.show.figures import figure, plot
 from regard.stages.figures.picture import colour_map
 from regard.support.cells import ink
 from tests.sampling import share
@@ -110,19 +109,6 @@ def test_the_boundary_is_a_line_on_both_axes() -> None:
     assert "generated" in ax.texts[0].get_text()
 
 
-def test_every_head_of_a_map_gets_a_panel() -> None:
-    drawn = plot(a_map(heads=6))
-    titles = [ax.get_title(loc="left") for ax in drawn.axes if ax.get_visible()]
-    assert titles == [f"head {h}" for h in range(6)]
-
-
-def test_axes_that_are_there_are_drawn_on() -> None:
-    drawn = Figure()
-    ax = drawn.subplots()
-    assert plot(a_map(), ax=ax) is drawn
-    assert len(drawn.axes) == 1
-
-
 def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() -> None:
     drawn = figure(seen(heads=(4, 7)), 3, 7)
     text = words(drawn)
@@ -164,11 +150,6 @@ def test_it_saves_as(kind: str, begins: bytes) -> None:
     assert file.getvalue().startswith(begins)
 
 
-def test_a_boundary_of_a_capture_is_drawn() -> None:
-    capture = dataclasses.replace(seen(T=40), boundary=20)
-    assert any(line.get_gid() == "boundary" for line in figure(capture, 3, 0).axes[0].lines)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -185,19 +166,6 @@ def test_a_boundary_of_a_capture_is_drawn() -> None:
 def test_what_cannot_be_drawn_is_said(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_labels_show_what_cannot_be_seen() -> None:
-    assert [legible(x) for x in ("a", " a", "\t", "", "\x1b[31m")] == ["a", "·a", "⇥", "∅", "␛[31m"]
-    assert legible("a\u202e\u200d") == "a⟨RLO⟩⟨ZWJ⟩"
-    assert len(legible("x" * 10_000)) == 24
-
-
-@pytest.mark.at_length("test_a_capture_is_drawn_against_another")
-def test_it_is_the_function_of_the_package(tmp_path: Path) -> None:
-    drawn = regard.plot(a_map(), TOKENS, title="five tokens")
-    drawn.savefig(tmp_path / "map.png")
-    assert (tmp_path / "map.png").stat().st_size > 1000
 
 
 def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:

@@ -37,9 +37,3 @@ def test_two_rows_a_line_in_colour_and_a_long_map_is_pooled() -> None:
     assert len(lines) == 32
     assert all(line.count("▀") == 64 for line in lines)
     assert "\x1b[38;2;" in lines[0]
-
-
-def test_an_odd_number_of_rows_and_a_map_of_one_weight() -> None:
-    assert len(drawn(first_and_previous(5))) == 3
-    assert len(drawn(first_and_previous(5), force_terminal=True, color_system="truecolor")) == 3
-    assert drawn(regard.attention_map(torch.ones(1, 2), torch.ones(1, 2))) == ["█"]

@@ -75,7 +75,3 @@ def test_save_writes_a_page(tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")
     with pytest.raises(FileNotFoundError, match="make it first"):
         captured(8).to_html(tmp_path / "no" / "page.html")
-
-
-def test_figure_is_the_one_of_figures() -> None:
-    assert captured(8).figure(1, 2).axes[0].get_ylabel() == "query"

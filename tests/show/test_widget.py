@@ -14,7 +14,6 @@ import torch
 from regard.recorder import Capture
 from regard.show.saved.bundle import notebook_page
 from regard.show.server.jobs import ReportProgress
-from regard.show.server.limits import Limits
 from regard.show.widget import widget
 from tests.captures import captured
 from tests.notebook_cell import Cell
@@ -65,14 +64,6 @@ def test_a_wrong_request_is_answered_with_a_sentence(
     assert sentence in message["error"]
 
 
-@pytest.mark.parametrize(
-    "content", [None, [], {"kind": "ask"}, {"kind": "ask", "id": "x" * 100}, {"id": "1"}]
-)
-def test_what_is_no_request_is_ignored(cell: Cell, content: object) -> None:
-    cell.tell({"method": "custom", "content": content})
-    assert json.loads(cell.ask("meta"))["model"] == "random"  # the first message that comes
-
-
 def test_a_job_sends_its_lines_and_stops_when_it_is_told_to(seen: Capture) -> None:
     begun: SimpleQueue[ReportProgress] = SimpleQueue()
 
@@ -107,12 +98,6 @@ def test_what_is_asked_of_a_removed_text_is_answered_as_removed(seen: Capture) -
     cell.send("ask", name="row", query={"text": "1", "layer": "0", "head": "0", "row": "0"})
     assert cell.receive()[0]["kind"] == "removed"
     cell.widget.close()
-
-
-def test_too_many_requests_are_refused(seen: Capture) -> None:
-    cell = Cell(widget(seen, limits=Limits(waiting=0)))
-    cell.send("ask", name="meta", query={})
-    assert "busy" in cell.receive()[0]["error"]
 
 
 def test_the_selection_is_set_in_python_and_told_to_the_page(cell: Cell) -> None:
@@ -150,8 +135,3 @@ def test_a_selection_that_does_not_exist_is_refused(
     assert (cell.widget.head, cell.widget.cell, cell.widget.text) == before
     with pytest.raises(Empty):
         cell.comm.sent.get(block=False)
-
-
-def test_a_widget_says_what_it_shows(cell: Cell) -> None:
-    cell.widget.head = (1, 0)
-    assert repr(cell.widget) == "CaptureWidget(random, head=(1, 0), cell=None)"

@@ -38,10 +38,6 @@ CHANGING = (
     "{% for m in messages %}{{ m.role }}: "
     "{{ m.content[3:] if 'lit' in m.content else m.content }}\n{% endfor %}"
 )
-THINKING = (  # reasoning is cut from a message if there is some
-    "{% for m in messages %}{{ m.role }}: "
-    "{{ m.content.split('</think>')[1] if '</think>' in m.content else m.content }}\n{% endfor %}"
-)
 
 
 def tokenizer(template: str) -> Any:
@@ -73,10 +69,6 @@ def test_every_message_is_found_by_rendering(template: str) -> None:
     assert list(found)[-1] == ("system" if template == MOVING else "user 2")
 
 
-def test_options_go_to_the_template() -> None:
-    assert texts(CHATML, CHAT, add_generation_prompt=True) == texts(CHATML, CHAT)
-
-
 def test_content_may_have_parts() -> None:
     template = (
         "{% for m in messages %}{{ m.role }}: {% for part in m.content %}"
@@ -88,12 +80,6 @@ def test_content_may_have_parts() -> None:
         {"type": "text", "text": "the lamp."},
     ]
     assert texts(template, [{"role": "user", "content": parts}]) == {"user": "Look at<image>the lamp."}
-
-
-def test_text_that_a_template_looks_into_is_found_if_it_is_there_once() -> None:
-    chat = [{"role": "user", "content": "Was it lit?"}, {"role": "assistant", "content": "x</think>It was."}]
-    with pytest.raises(ValueError, match=r"the chat template changes message 1 \(assistant\)"):
-        regard.spans.turns(chat, tokenizer(THINKING))
 
 
 @pytest.mark.parametrize(

@@ -97,28 +97,6 @@ def test_a_text_of_a_padded_batch_has_the_table_that_it_has_alone(name: str) -> 
         together.spans([0, 2], batch=3)
 
 
-def test_stacks_of_an_encoder_and_decoder() -> None:
-    seen = regard.capture(made("T5"), text=TEXTS, tokenizer=words())
-    parts = regard.spans.words(words(), TEXTS[1])
-    with pytest.raises(ValueError, match=r"stack: expected one of .*'encoder'.*got None"):
-        seen.spans(parts, batch=1)
-    assert seen.spans(parts, batch=1, stack="encoder").rows == parts.names
-    cross = seen.spans([0, 1], parts, batch=1, stack="cross")
-    torch.testing.assert_close(cross.mean.sum(), torch.tensor(1.0, dtype=torch.float64), atol=1e-5, rtol=0)
-
-
-def test_rows_of_a_cached_text_are_numbered_as_its_tokens() -> None:
-    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 8, 4)
-    m = regard.attention_map(q, k, mask=regard.causal)
-    table = Capture([layer_of(m)]).spans([6, 8], [0, 8])
-    _, uniform = dense_table(m.to_dense()[0].double(), Spans([1], [3]), Spans([0], [8]))
-    torch.testing.assert_close(table.uniform.heads, uniform, atol=1e-6, rtol=0)
-    with pytest.raises(
-        ValueError, match="rows: expected spans of the text's 3 tokens, from 5 to 8, got 4 to 8"
-    ):
-        Capture([layer_of(m)]).spans([4, 8])
-
-
 def test_wrong_spans_are_refused() -> None:
     seen = captured(20, layers=1)
     with pytest.raises(
@@ -153,22 +131,6 @@ def test_the_best_heads_are_furthest_above_uniform_attention() -> None:
     ]
     assert best[0].mass - best[0].uniform == pytest.approx(float(excess.max()))
     assert best == table.best("text", 3)
-
-
-def test_it_prints_and_becomes_a_frame() -> None:
-    table = captured(12, layers=1, heads=2).spans(
-        Spans([8], [12], [" the  answer"]), Spans([0, 8], [8, 12], ["x" * 50, "\x1b[31m"])
-    )
-    assert repr(table) == "SpanTable(1 rows × 3 columns, 2 heads)"
-    lines = str(table).splitlines()
-    assert lines[0].split() == ["the", "answer", "mass", "uniform"]
-    assert lines[1].split()[0] == "x" * 31 + "…"
-    assert "\x1b" not in str(table)
-    frame = table.to_pandas()
-    assert len(frame) == 2 * 1 * 3
-    assert frame.loc[(frame["head"] == 1) & (frame["col"] == "[sink]"), "mass"].item() == pytest.approx(
-        float(table[0, 1][0, 2])
-    )
 
 
 def tables(n: int) -> tuple[list[Capture], list[Spans]]:

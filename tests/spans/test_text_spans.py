@@ -17,7 +17,7 @@ from regard.gpt import GPT
 from regard.maps.spans import Spans
 from regard.spans import segments
 from regard.spans.token_offsets import locate_tokens
-from tests.spans.trained_tokenizers import MAKERS, TEXTS, byte_level, slow_bytes, word_piece
+from tests.spans.trained_tokenizers import MAKERS, TEXTS, byte_level, slow_bytes
 
 TOKENIZERS = {make.__name__: cache(make) for make in MAKERS} | {
     "the included model's": cache(lambda: GPT.from_pretrained("default").tokenizer)
@@ -120,23 +120,6 @@ def test_the_bytes_of_one_character_belong_together(make: Any) -> None:
     assert list(counts)[-1] in (" e\u0301", "</s>")
 
 
-def test_special_tokens_are_spans_of_their_own() -> None:
-    spans = regard.spans.sentences(word_piece(), "The lamp. Mary Ellis.")
-    assert spans.names == ("[CLS]", "The lamp.", " Mary Ellis.", "[SEP]")
-    written = regard.spans.words(byte_level(), "lamp<|endoftext|>lit")
-    assert written.names == ("<|endoftext|>", "lamp", "<|endoftext|>", "lit")
-
-
-def test_words_of_the_included_model() -> None:
-    model = GPT.from_pretrained("default")
-    text = "Mary kept the lamp lit."
-    seen = regard.capture(model, text=text)
-    spans = regard.spans.words(model.tokenizer, text)
-    assert seen.tokens is not None
-    joined = ["".join(seen.tokens[0][span.start : span.stop]) for span in spans]
-    assert tuple(joined) == spans.names == ("<|endoftext|>", "Mary", " kept", " the", " lamp", " lit", ".")
-
-
 def test_a_text_and_a_tokenizer_are_needed() -> None:
     for tokenizer in (None, slow_bytes()):
         with pytest.raises(ValueError, match=r"tokenizer: expected a fast one.*got .*, which has no offsets"):
@@ -171,10 +154,3 @@ def test_custom() -> None:
     assert regard.spans.custom([0, 2, 6]) == Spans.from_edges([0, 2, 6])
     with pytest.raises(ValueError, match="edges: expected positions, or pairs"):
         regard.spans.custom([(0, 2), 5])  # type: ignore[list-item]
-
-
-def test_a_long_text_is_cut_at_every_sentence() -> None:
-    text = "The lamp was lit. Mr. Ellis slept. " * 4000
-    edges = segments.sentences(text)
-    assert len(edges) == 8001
-    assert len(segments.words(text)) == 10 * 4000 + 1

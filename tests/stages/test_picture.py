@@ -11,9 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-import regard
-from regard.stages.example import TOKENS, X
-from regard.stages.figures.figure import DROPOUT, DROPPED, W_K, W_Q, draw_stages, stage_panels
+from regard.stages.figures.figure import draw_stages
 from regard.stages.figures.picture import check_figure_path, draw_heatmap, print_heatmap, save_figure
 from regard.support.cells import RAMP, ink, shade
 
@@ -42,12 +40,6 @@ def test_numbers_can_be_read_on_every_shade() -> None:
         assert (max(paper, text) + 0.05) / (min(paper, text) + 0.05) >= 3.5
 
 
-def test_a_shade_lies_between_its_neighbours() -> None:
-    assert [shade(0.0), shade(1.0), shade(0.5)] == [RAMP[0], RAMP[-1], RAMP[4]]
-    assert shade(-1.0) == RAMP[0]
-    assert shade(2.0) == RAMP[-1]
-
-
 def test_heatmap_has_labels_numbers_and_hatching() -> None:
     ax = Figure().subplots()
     draw_heatmap(ax, MATRIX, ["a", "b"], ["c", "d"], hidden=HIDDEN, title="weights")
@@ -65,15 +57,6 @@ def test_heatmap_has_labels_numbers_and_hatching() -> None:
     (ground,) = ax.patches  # behind the cells, of which the hidden one is left open
     assert (ground.get_xy(), ground.get_width(), ground.get_hatch()) == ((-0.5, -0.5), 2, "///")
     assert ax.collections[0].get_array().mask.tolist() == [[False, True], [False, False]]
-
-
-def test_heatmap_of_zeros_and_of_a_matrix_too_large_for_numbers() -> None:
-    ax = Figure().subplots()
-    draw_heatmap(ax, torch.zeros(2, 2), "ab", "ab")
-    assert [text.get_text() for text in ax.texts] == ["0.00"] * 4
-    ax = Figure().subplots()
-    draw_heatmap(ax, torch.rand(20, 20), ["t"] * 20, ["t"] * 20)
-    assert not ax.texts
 
 
 def test_heatmap_refuses_labels_that_do_not_fit() -> None:
@@ -97,62 +80,6 @@ def test_terminal_heatmap_is_plain_where_there_is_no_terminal() -> None:
 def test_terminal_heatmap_has_colours_in_a_terminal() -> None:
     red, green, blue = (int(RAMP[-1][i : i + 2], 16) for i in (1, 3, 5))
     assert f"48;2;{red};{green};{blue}" in printed(colour=True)
-
-
-def test_the_largest_value_of_the_colours_can_be_set() -> None:
-    ax = Figure().subplots()
-    image = draw_heatmap(ax, MATRIX / 2, ["a", "b"], ["c", "d"], top=1.0)
-    assert (image.norm.vmin, image.norm.vmax) == (0.0, 1.0)
-    assert ax.texts[0].get_color() == ink(0.5)
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, color_system="truecolor", width=80)
-    print_heatmap(console, torch.tensor([[0.5]]), ["a"], ["b"], top=1.0)
-    red, green, blue = (int(RAMP[4][i : i + 2], 16) for i in (1, 3, 5))
-    assert f"48;2;{red};{green};{blue}" in out.getvalue()
-
-
-def test_the_panels_bear_the_numbers_of_the_stages_and_share_one_colour_scale() -> None:
-    figure = draw_stages()
-    figure.draw_without_rendering()
-    panels = [ax for ax in figure.axes if ax.get_title(loc="left")]
-    titles = [ax.get_title(loc="left").split("  ") for ax in panels]
-    assert [int(number) for number, _ in titles] == [1, 2, 3, 4, 5, 6, 6, 8]
-    norms = [ax.collections[0].norm for ax in panels]
-    assert {(norm.vmin, norm.vmax) for norm in norms} == {(0.0, 1.0)}
-    assert [len(ax.texts) - 1 for ax in panels] == [36, 36, 36, 21, 21, 21, 21, 21]  # and what is new
-    for ax in panels[4:]:  # the lower row has the labels of both
-        assert tuple(label.get_text() for label in ax.get_xticklabels()) == TOKENS
-        assert ax.get_xlabel() == "key (attended to)"
-    edges = figure.bbox
-    for ax in panels:
-        texts = [*ax.texts, *ax.get_xticklabels(), ax.xaxis.label, ax.yaxis.label, ax._left_title]
-        for text in texts:  # nothing is clipped
-            box = text.get_window_extent()
-            assert edges.x0 <= box.x0 <= box.x1 <= edges.x1
-            assert edges.y0 <= box.y0 <= box.y1 <= edges.y1
-
-
-def test_the_panels_are_the_stages_and_differ_visibly() -> None:
-    panels = stage_panels()
-    q, k = X @ W_Q, X @ W_K
-    future = ~regard.causal_mask(6)
-    expected = [
-        torch.softmax(X @ X.T, -1),
-        torch.softmax(q @ k.T, -1),
-        torch.softmax(q @ k.T / 2, -1),
-        torch.softmax((q @ k.T / 2).masked_fill(future, -torch.inf), -1),
-    ]
-    for panel, weights in zip(panels, expected, strict=False):
-        torch.testing.assert_close(panel.weights, weights)
-    dropped = panels[4].weights
-    kept = dropped != 0
-    torch.testing.assert_close(dropped[kept], expected[3][kept] / (1 - DROPOUT))
-    assert {(i, j) for i, j in (~kept & ~future).nonzero().tolist()} == set(DROPPED)
-    for panel, following in itertools.pairwise(panels):
-        assert (panel.weights - following.weights).abs().max() > 0.2, f"{panel.name}, {following.name}"
-    for panel in panels:
-        if panel.stage != 5:
-            torch.testing.assert_close(panel.weights.sum(-1), torch.ones(6))
 
 
 def test_the_picture_in_the_documents_is_this_one() -> None:
@@ -181,20 +108,6 @@ def test_a_figure_is_saved_by_its_suffix_the_same_every_time(
     assert first.read_bytes().startswith(start)
     assert first.read_bytes() == second.read_bytes()
     assert sorted(tmp_path.iterdir()) == [first, second]
-
-
-def test_a_figure_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
-    class Broken:
-        def savefig(self, path: str, **options: object) -> None:
-            Path(path).write_bytes(b"half a pict")
-            raise KeyboardInterrupt
-
-    old = tmp_path / "figure.png"
-    old.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt):
-        save_figure(Broken(), old)
-    assert old.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [old]
 
 
 def test_bad_paths_are_answered_before_any_work(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -10,9 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.stages import SelfAttention, UnscaledSelfAttention, simplified_self_attention
-from regard.stages.example import X, multi_head, with_example_weights
-from regard.stages.figures import walkthrough
 from regard.stages.figures.walkthrough import walk
 
 
@@ -51,32 +47,6 @@ def test_the_walk_shows_every_stage_with_its_numbers(capsys: pytest.CaptureFixtu
         assert text in out
     assert "\x1b" not in out  # plain text where there is no terminal
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_what_the_walk_says_to_look_at_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    walk()
-    out = capsys.readouterr().out
-    _, simplified = simplified_self_attention(X)
-    assert simplified[1].argsort(descending=True)[:2].tolist() == [1, 2]  # “model” and “learns”
-    assert simplified[2].argsort(descending=True)[:2].tolist() == [1, 2]
-    _, unscaled = with_example_weights(UnscaledSelfAttention(3, head_dim=2))(X)
-    _, scaled = with_example_weights(SelfAttention(3, head_dim=2))(X)
-    assert f"gives “rounds” {unscaled[1, 5]:.4f} and receives {unscaled[5, 1]:.4f}" in out
-    assert (scaled.std(-1) < unscaled.std(-1)).all()  # more even
-    first, second = multi_head(2).attention(X)[1]
-    assert (first[1].argmax(), second[1].argmax()) == (1, 0)
-    moved = dict(re.findall(r"(no positions|rotary|ALiBi)  (\S+e\S+)", out))
-    assert float(moved["no positions"]) < 1e-6 < 1e-3 < min(float(moved["rotary"]), float(moved["ALiBi"]))
-    dropped = re.search(r"in training +(.*)\n.* sums to (\S+):", out)
-    assert dropped is not None
-    assert sum(map(float, dropped[1].split())) == pytest.approx(float(dropped[2]), abs=5e-4)
-
-
-def test_all_heatmaps_of_a_walk_have_one_colour_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    scales = []
-    monkeypatch.setattr(walkthrough, "print_heatmap", lambda *args, top=None, **options: scales.append(top))
-    walk()
-    assert scales == [1.0] * 6
 
 
 def test_the_walk_saves_the_picture(

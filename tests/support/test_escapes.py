@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -15,8 +13,6 @@ from typer.testing import CliRunner
 from regard.checker import Check, CheckError, Diagnosis, Report
 from regard.cli import app, check, main
 from regard.cli.heads import _title
-from regard.cli.parts.model import Model
-from regard.gpt.training.progress import Progress
 from regard.heads import HeadTable
 from regard.heads.tables.table import HeadRow, Score
 from regard.heads.tables.table_text import summary_text
@@ -85,16 +81,6 @@ def test_an_error_shows_them(
         assert not UNSAFE.search(capsys.readouterr().err)
 
 
-def test_generated_text_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stream(prompt: str, **options: object) -> Iterator[str]:
-        yield from (HOSTILE, "\nnext\tline")
-
-    monkeypatch.setattr(Model, "open", lambda *words, **options: SimpleNamespace(stream=stream))
-    said = CliRunner().invoke(app, ["generate", HOSTILE.replace("\ud800", "")]).stdout
-    assert not UNSAFE.search(said)
-    assert said.endswith("\nnext\tline\n")
-
-
 def test_a_table_of_heads_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
@@ -109,8 +95,3 @@ def test_a_table_of_heads_shows_them(capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert not UNSAFE.search(said)
     assert said.count("[/red][link=x]") >= 3  # as text, not as markup; the narrow table cuts it
-
-
-def test_a_sample_of_a_training_run_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
-    Progress(1.0).print(HOSTILE)
-    assert not UNSAFE.search(capsys.readouterr().err)

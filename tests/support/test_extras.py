@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import regard
 from regard.__main__ import main
-from regard.cli import app
 from regard.gpt import GPT
 from regard.gpt.tokens import character_tokenizer
-from regard.heads import HeadTable
-from regard.stages.figures.walkthrough import walk
-from regard.support.imports import MissingExtraError, extra
+from regard.support.imports import MissingExtraError
 from tests.captures import captured
 
 
@@ -50,13 +46,6 @@ def needs(library: str, name: str = "app") -> Any:
     return pytest.raises(MissingExtraError, match=message)
 
 
-def test_other_import_errors_stay_what_they_are() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"), extra("app", "this"):
-        import regard.no_such_module  # noqa: F401
-    with pytest.raises(ImportError, match="cannot import name"), extra("app", "this"):
-        from json import no_such_name  # noqa: F401
-
-
 def test_figures(without: Any, tmp_path: Path) -> None:
     without("matplotlib")
     m = regard.attention_map(torch.randn(4, 8), torch.randn(4, 8))
@@ -75,14 +64,6 @@ def test_the_widget(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "regard.show.widget", raising=False)
     with needs("anywidget", "widget"):
         captured(6).widget()
-
-
-def test_the_terminal(without: Any) -> None:
-    without("rich")
-    table = HeadTable([], texts=1, tokens=0)
-    assert str(table).startswith("layer kv head")  # which needs nothing
-    with needs("rich"):
-        walk()
 
 
 def test_the_server(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +108,3 @@ def test_the_command_without_typer(without: Any, monkeypatch: pytest.MonkeyPatch
         main()
     said = 'regard: the command `regard` needs typer, which is not installed: pip install "regard[app]"'
     assert end.value.code == said
-
-
-def test_parquet(without: Any, tmp_path: Path) -> None:
-    without("pyarrow")
-    (tmp_path / "corpus.txt").write_text("some text")
-    options = ["survey", str(tmp_path / "corpus.txt"), "--out", str(tmp_path / "a.parquet")]
-    result = CliRunner().invoke(app, options)
-    assert isinstance(result.exception, MissingExtraError)
-    assert str(result.exception).endswith('pip install "regard[parquet]"')

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from regard.support.file_lock import FileLock, InUseError
-from regard.support.files import check_folder_writable
 
 OWNER = """
 import os, sys, time
@@ -95,16 +94,6 @@ def test_a_child_that_ends_leaves_the_lock_to_its_parent(tmp_path: Path) -> None
         process.communicate()
 
 
-def test_an_exception_releases_it(tmp_path: Path) -> None:
-    def fail() -> None:
-        with take(tmp_path):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    take(tmp_path).release()
-
-
 def test_two_threads_are_two(tmp_path: Path) -> None:
     errors: list[BaseException] = []
 
@@ -175,27 +164,6 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "valuable").read_text() == "content"
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (errno.EACCES, "which is read-only for this user"),
-        (errno.EROFS, "which is on a read-only file system"),
-        (errno.ENOSPC, "where no space is left"),
-        (errno.EDQUOT, "where no space is left in this user's quota"),
-        (errno.EIO, "which cannot be written to: Input/output error"),
-    ],
-)
-def test_why_a_folder_cannot_be_written_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str
-) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with pytest.raises(OSError, match=f"out: expected a place that can be written to, got .*, {message}"):
-        check_folder_writable("out", tmp_path)
-
-
 READ_ONLY = """
 import os, sys
 from pathlib import Path
@@ -212,6 +180,7 @@ for check, place in ((check_folder, folder), (check_folder, folder / "run"), (ch
 """
 
 
+@pytest.mark.at_length("test_a_link_in_place_of_the_lock_is_not_followed")
 def test_a_read_only_folder_is_reported_as_such() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o555)

@@ -16,7 +16,6 @@ from regard.support.files import (
     CaptureFileError,
     FileError,
     ModelFileError,
-    RunFileError,
     TextFileError,
     check_type,
     converting_errors,
@@ -26,7 +25,6 @@ from regard.support.files import (
     read_json,
     read_text,
 )
-from regard.support.safetensor_files import read_safetensors
 
 LINKS = [
     ("nowhere", "is a symbolic link to a file that does not exist"),
@@ -162,29 +160,6 @@ def test_every_file_of_a_model_is_a_regular_one_and_no_link_to_nowhere(name: str
         with pytest.raises(ModelFileError, match=f"{name}, which {says}"):
             GPT.from_pretrained(tmp_path / "model")
         path.unlink()
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "heads.jsonl"])
-@pytest.mark.parametrize(("target", "says"), LINKS)
-def test_a_link_of_a_run_that_leads_nowhere_is_not_an_absent_file(
-    name: str, target: str, says: str, tmp_path: Path
-) -> None:
-    from regard.gpt.training.history import read_run
-
-    (tmp_path / "heads.jsonl").write_text('{"step": 0}\n')
-    (tmp_path / name).unlink(missing_ok=True)
-    (tmp_path / name).symlink_to(target.format(name=name))
-    with pytest.raises(RunFileError, match=f"{name}, which {says}"):
-        read_run(tmp_path)
-
-
-@pytest.mark.parametrize(("target", "says"), LINKS)
-def test_a_link_to_a_checkpoint_that_leads_nowhere_is_not_an_absent_file(
-    target: str, says: str, tmp_path: Path
-) -> None:
-    (tmp_path / "run").symlink_to(target.format(name="run"))
-    with pytest.raises(RunFileError, match=f"run, which {says}"):
-        read_safetensors(tmp_path / "run", ["format"], RunFileError)
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:

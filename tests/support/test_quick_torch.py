@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 from regard.support.quick_torch import complete_torch, import_torch_quickly
@@ -23,25 +25,9 @@ print("torch._prims" in sys.modules, torch._meta_registrations.__file__ is not N
 """
 
 
+@pytest.mark.at_length(
+    "test_every_public_name_needs_only_torch_numpy_and_safetensors_and_a_model_no_compiler"
+)
 def test_the_kernels_for_shapes_are_imported_later() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False False", "True True (1, 1, 4, 8)"]
-
-
-VERSIONS = """
-import sys
-from importlib import metadata
-from regard.support import quick_torch
-
-quick_torch.import_module = lambda name: print(version)
-for version in ("2.5.1", "2.12.1+cpu", "2.130.0", "3.0.0"):
-    metadata.version = lambda name: version
-    quick_torch.import_torch_quickly()
-    assert quick_torch._META not in sys.modules
-"""
-
-
-def test_another_version_is_imported_whole() -> None:
-    """Nothing is imported in its place, so that the next `import torch` is as ever."""
-    done = subprocess.run([sys.executable, "-c", VERSIONS], capture_output=True, text=True, check=True)
-    assert done.stdout == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from types import FrameType
 
 import pytest
@@ -78,16 +77,3 @@ def test_what_is_ignored_stays_ignored() -> None:
             assert not stop.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_another_thread_has_no_signals() -> None:
-    events = []
-
-    def run() -> None:
-        with stop_on_signal() as stop:
-            events.append(stop.is_set())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert events == [False]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,18 +82,6 @@ def test_chunks_and_single_tokens_of_two_requests_become_two_captures(
     assert assert_captured(two, engine, tmp_path / "1", 8).boundary == 5
 
 
-def test_a_finished_request_is_written_before_the_end(engine: PagedEngine, tmp_path: Path) -> None:
-    engine.add("0", 6, 6)
-    engine.add("1", 6, 6, seed=1)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 6))
-    engine.end("0")
-    engine.step(("1", 0, 6))
-    assert list(capture.written) == ["0"]
-    assert regard.load(tmp_path / "0").certificate.certified
-    capture.finish()
-
-
 def test_a_preempted_request_is_computed_again_and_each_row_is_stored_once(
     engine: PagedEngine, tmp_path: Path
 ) -> None:
@@ -149,19 +136,6 @@ def test_after_a_cached_prefix_the_map_begins_at_the_first_query_that_ran(
     assert seen[0].shape == (1, HEADS, 5, 13)
 
 
-def test_keys_that_a_window_has_left_behind_may_be_overwritten(tmp_path: Path) -> None:
-    engine = PagedEngine(FlashAttentionImpl(window=6))
-    text = engine.add("0", 16, 40)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 16))
-    for i in range(16, 40):
-        if i % 4 == 0:  # a new block: the one that lies behind the window
-            text.blocks[i // 4] = text.blocks[i // 4 - 3]
-        engine.step(("0", i, i + 1))
-    capture.finish()
-    assert_captured(text, engine, tmp_path / "0", 40)
-
-
 @pytest.mark.parametrize(
     "fault", [{"scale": 0.42}, {"window": 7}, {"window": None}, {"softcap": None}, {"sinks": None}]
 )
@@ -210,29 +184,6 @@ def test_a_layer_that_reads_the_cache_of_another_is_captured(engine: PagedEngine
     assert_captured(text, engine, tmp_path / "0", 9)
 
 
-def test_a_request_of_embeddings_has_no_tokens(engine: PagedEngine, tmp_path: Path) -> None:
-    text = engine.add("0", 9, 9)
-    engine.runner.requests["0"] = SimpleNamespace(
-        **vars(text) | {"prompt_token_ids": None}, num_prompt_tokens=9
-    )
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 9))
-    assert capture.finish()["0"]["certified"]
-    assert regard.load(tmp_path / "0").ids is None
-
-
-def test_metadata_of_another_version_ends_the_capture_and_not_the_engine(
-    engine: PagedEngine, tmp_path: Path
-) -> None:
-    engine.add("0", 4, 4)
-    capture = start(engine, tmp_path)
-    engine.runner.input_batch = SimpleNamespace()
-    step = capture._build(lambda *args: SimpleNamespace(), 0, SimpleNamespace())
-    assert vars(step) == {}
-    with pytest.raises(RuntimeError, match="has no attribute 'req_ids'"):
-        capture.finish()
-
-
 def test_an_error_ends_the_capture_and_not_the_engine(
     engine: PagedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,29 +198,6 @@ def test_an_error_ends_the_capture_and_not_the_engine(
     with pytest.raises(RuntimeError, match="ended before it was stopped: the disk is full"):
         capture.finish()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "reason"),
-    [("output_scale", torch.ones(1), "quantised by the same kernel"), ("is_causal", False, "see later keys")],
-)
-def test_what_cannot_be_read_ends_the_capture(
-    engine: PagedEngine, tmp_path: Path, setting: str, value: Any, reason: str
-) -> None:
-    engine.add("0", 4, 4)
-    setattr(engine, setting, value)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 4))
-    with pytest.raises(RuntimeError, match=reason):
-        capture.finish()
-
-
-def test_layers_are_chosen_by_number_or_name(engine: PagedEngine, tmp_path: Path) -> None:
-    for chosen in (1, "1", "model.layers.1.self_attn.attn"):
-        capture = EngineCapture(engine.runner, engine.modules, tmp_path, layers=[chosen])
-        assert [layer.layer_id.number for layer in capture.watched.values()] == [1]
-    with pytest.raises(ValueError, match=r"layers: expected some of model\.layers\.0"):
-        EngineCapture(engine.runner, engine.modules, tmp_path, layers=[7])
 
 
 def test_a_layer_that_cannot_be_read_is_missing_by_name(engine: PagedEngine, tmp_path: Path) -> None:

@@ -84,12 +84,6 @@ def test_a_version_that_was_not_tested_is_refused(
     check_version("0.32.1+cpu")
 
 
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="folder: expected a place that can be written to"):
-        EngineWorker(PagedEngine(FlashAttentionImpl())).start(str(tmp_path / "file"))
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -140,8 +134,3 @@ def test_the_attention_of_an_encoder_is_refused() -> None:
     layer.attn_type = "encoder_only"
     with pytest.raises(UnsupportedLayerError, match="of a decoder, got 'encoder_only'"):
         read_settings(layer)
-
-
-def test_the_worker_adds_three_names_only() -> None:
-    """vLLM refuses an extension with a name that its worker has."""
-    assert [name for name in dir(Worker) if not name.startswith("__")] == ["collect", "start", "stop"]

@@ -23,6 +23,13 @@ class ModelMistake:
 
 
 _MODEL_MISTAKES = (
+    # Of a head
+    ModelMistake(
+        "dropout-on-values",
+        "In training no weight is dropped. Dropout of a weight takes a whole token from a query; dropout of "
+        "the values takes single numbers from each token.",
+        "weights = self.dropout(weights), after the softmax, and nowhere else",
+    ),
     # Of a block
     ModelMistake(
         "no-residual",
@@ -52,6 +59,12 @@ _MODEL_MISTAKES = (
         "Two linear layers in a row are one linear layer: the MLP cannot compute anything that one matrix "
         "could not.",
         "nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model))",
+    ),
+    ModelMistake(
+        "softmax-as-activation",
+        "The numbers between the two linear layers sum to 1: a channel can grow only if others shrink, and "
+        "what reaches the second layer is a mean of its columns.",
+        "nn.GELU() between the two linear layers, which bends each number by itself",
     ),
     # Of a stack of blocks
     ModelMistake(

@@ -45,6 +45,7 @@ def test_a_log_file_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.at_length("test_the_first_kernel_that_is_compiled_is_announced_once")
 def test_triton_calls_the_listener_once_kernels_are_loaded() -> None:
     program = (
         "import regard.attention.backends.triton.pool_kernel, triton\n"

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.attention.backends.plan import find_plan
@@ -41,27 +40,6 @@ def test_a_wrong_call_beside_a_planned_one_is_answered_every_time(wrong: Any, me
         regard.attend(**right)
         with pytest.raises(ValueError, match=message):
             regard.attend(**right | wrong)
-
-
-def test_a_failed_check_leaves_no_plan() -> None:
-    q, k, v = tensors(T=11)
-    with pytest.raises(ValueError, match="scale"):
-        regard.attend(q, k, v, scale=float("inf"))
-    assert plan(q, k, v, scale=float("inf")) is None
-    regard.attend(q, k, v, scale=2.0)
-    assert plan(q, k, v, scale=2.0) is not None
-
-
-@pytest.mark.parametrize("mask", [None, regard.causal, regard.causal & regard.window(3)], ids=str)
-@pytest.mark.parametrize("shape", [(8, 4), (2, 8, 4), (3, 2, 8, 4), (2, 1, 2, 8, 4)], ids=str)
-def test_the_second_call_gives_what_the_first_gave(mask: Any, shape: tuple[int, ...]) -> None:
-    q, k, v = (torch.randn(shape) for _ in range(3))
-    first, second = (regard.attend(q, k, v, mask=mask, return_lse=True) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert torch.equal(regard.attend(q, k, v, mask=mask), first[0])
-    other = [torch.randn(shape) for _ in range(3)]  # the plan holds no tensor of the first call
-    steps = regard.attend(*other, mask=mask, backend="steps")
-    assert torch.allclose(regard.attend(*other, mask=mask), steps, atol=1e-6)
 
 
 def test_a_growing_cache_has_one_plan_and_wrong_lengths_are_still_answered() -> None:
@@ -126,51 +104,6 @@ def test_a_modified_mask_is_read_again() -> None:
     right = regard.attend(q, k[:, :, :4], v[:, :, :4], backend="steps")
     for mask in masks:
         assert torch.allclose(regard.attend(q, k, v, mask=mask), right, atol=1e-6)
-
-
-def test_a_rule_is_asked_every_time() -> None:
-    q, k, v = tensors()
-    least = 0
-    mask = regard.rule(lambda b, h, q, k: k >= least)
-    regard.attend(q, k, v, mask=mask)
-    least = 5
-    right = regard.attend(q, k[:, :, 5:], v[:, :, 5:], backend="steps")
-    assert torch.allclose(regard.attend(q, k, v, mask=mask), right, atol=1e-6)
-
-
-def test_transformations_and_modes_see_the_operations() -> None:
-    q, k, v = tensors()
-    mask = regard.causal & regard.window(3)
-    regard.attend(q, k, v, mask=mask)
-
-    def loss(q: torch.Tensor) -> torch.Tensor:
-        return regard.attend(q, k, v, mask=mask).sum()
-
-    given = q.clone().requires_grad_()
-    (right,) = torch.autograd.grad(loss(given), given)
-    assert torch.allclose(torch.func.grad(loss)(q), right, atol=1e-5)
-    batch = torch.stack([q, 2 * q])
-    each = torch.func.vmap(lambda q: regard.attend(q, k, v, mask=mask))(batch)
-    assert torch.allclose(each[1], regard.attend(2 * q, k, v, mask=mask), atol=1e-6)
-
-    class Counter(TorchDispatchMode):
-        seen = 0
-
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen += 1
-            return function(*args, **kwargs or {})
-
-    with Counter() as counter:
-        regard.attend(q, k, v, mask=mask)
-    assert counter.seen > 0
-
-
-def test_autocast_lowers_what_it_lowered_before_a_plan() -> None:
-    q, k, v = tensors()
-    with torch.autocast("cpu", torch.bfloat16):
-        first = [regard.attend(q, k, v, mask=mask).dtype for mask in (None, regard.causal & regard.window(3))]
-        again = [regard.attend(q, k, v, mask=mask).dtype for mask in (None, regard.causal & regard.window(3))]
-    assert first == again == [torch.bfloat16, torch.float32]
 
 
 def test_a_compiled_call_is_one_graph_beside_a_planned_one() -> None:

@@ -50,16 +50,6 @@ def test_output_and_lse_without_gradients_are_the_truth(problem: Any, calls: int
     assert torch.allclose(lse, right.lse, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize(("T", "S"), [(1, 300), (129, 129), (300, 300), (200, 333)])
-def test_full_size_blocks_agree_with_the_steps(mask: Any, T: int, S: int) -> None:
-    x = strategies.tensors(strategies.Sizes(2, 4, 2, T, S, 8, 8), 7, torch.float64)
-    assert regard.which_backend(*x[:3], mask=mask).backend == "torch"
-    ours = regard.attend(*x[:3], mask=mask, return_lse=True)
-    steps = regard.attend(*x[:3], mask=mask, return_lse=True, backend="steps")
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, steps, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_blocks_err_no_more_than_pytorch(mask: Any, dtype: torch.dtype) -> None:
@@ -116,11 +106,3 @@ def test_forward_mode_differentiation_goes_by_tiles() -> None:
     step = 1e-6
     moved = [regard.attend(x.q + s * tangent, *x[1:3], mask=mask) for s in (step, -step)]
     assert torch.allclose(found, (moved[0] - moved[1]) / (2 * step), atol=1e-8)
-
-
-def test_masks_with_far_apart_keys_are_left_to_the_tiles() -> None:
-    mask = regard.causal & (regard.window(8) | regard.prefix(2))
-    assert row_blocks.find_row_blocks(mask, (1, 1, 4096, 4096), torch.float32) == ()
-    band = row_blocks.find_row_blocks(regard.causal & regard.window(8), (1, 1, 4096, 4096), torch.float32)
-    assert len(band) == 32
-    assert len({id(block.bias) for block in band}) == 2  # the first block, and one mask for all others

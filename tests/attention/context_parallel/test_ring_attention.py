@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard.attention.context_parallel.pieces import piece_mask
 from regard.attention.context_parallel.rows import split_rows
-from regard.attention.masks.base import full
 from tests import strategies, truth
 from tests.attention.context_parallel.thread_ring import Threads, threads
 from tests.sampling import combine
@@ -100,40 +98,6 @@ def test_a_ring_errs_about_as_little_as_pytorch(dtype: torch.dtype, order: str) 
     pytorchs = truth.gradients(theirs, inputs, upstream)
     for ours, own, exactly in zip(whole.gradients, pytorchs, expected, strict=True):
         assert truth.ratio_to_torch(ours, own, exactly) <= 2.0
-
-
-@pytest.mark.usefixtures("threads")
-def test_contiguous_ranks_may_hold_any_number_of_rows() -> None:
-    group, q, k = Threads(3), torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
-    whole = regard.attend(q, k, k, mask=regard.causal)
-    sizes = [2, 0, 7]
-
-    def rank_output(rank: int) -> Tensor:
-        own = q.split(sizes, 2)[rank], k.split(sizes, 2)[rank], k.split(sizes, 2)[rank]
-        return regard.attend(*own, mask=regard.causal, group=group)
-
-    assert torch.allclose(torch.cat(group.run(rank_output), 2), whole, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "expected"),
-    [
-        (range(4, 8), range(0, 4), full),
-        (range(4, 8), range(4, 8), regard.causal),
-        (range(4, 8), range(8, 12), None),
-    ],
-)
-def test_a_piece_has_the_simplest_mask(queries: range, keys: range, expected: Any) -> None:
-    assert piece_mask(regard.causal, 12, 12, queries, keys) is expected
-
-
-def test_head_tail_order_shares_the_work_of_a_causal_mask_equally() -> None:
-    def visible(runs: list[range]) -> int:
-        return sum(i + 1 for run in runs for i in run)
-
-    first, *others = [visible(runs) for runs in split_rows(64, 4, "head-tail")]
-    assert others == [first] * 3
-    assert visible(split_rows(64, 4, "contiguous")[3]) > 6 * visible(split_rows(64, 4, "contiguous")[0])
 
 
 @pytest.mark.usefixtures("threads")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard import causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
-from regard.attention.masks.grid import block_table, extremes, grid, one_block
+from regard.attention.masks.grid import block_table, one_block
 from tests.strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, sizes
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
@@ -151,20 +151,6 @@ def test_nothing_by_something_has_blocks_and_tiles_too(mask, shape):
     mask.simplified(shape)
 
 
-@pytest.mark.parametrize("T", [0, 3])
-def test_rules_made_of_no_keys(T):
-    nothing = padding(torch.zeros(2, 0, dtype=torch.bool))
-    assert nothing.tile(range(T), range(0), (2, 1, T, 0)).shape == (2, 1, T, 0)
-    nothing.simplified((2, 1, T, 0))
-    nothing.block_bounds(block_table(T, 0, 4, 4))
-    if T == 0:  # a query has no document to belong to
-        for ids in (torch.zeros(0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long)):
-            none = documents(ids)
-            assert none.tile(range(0), range(0), (2, 1, 0, 0)).shape[-2:] == (0, 0)
-            none.simplified((2, 1, 0, 0))
-            none.block_bounds(block_table(0, 0, 4, 4))
-
-
 @given(sized_masks())
 def test_simplified_means_the_same(drawn):
     simpler = drawn.mask.simplified(drawn.n.matrix)
@@ -173,18 +159,6 @@ def test_simplified_means_the_same(drawn):
     after = simpler.bias(slice(None), slice(None), drawn.n.matrix)
     assert (before is None) == (after is None)
     assert before is None or torch.equal(before.expand(drawn.n.matrix), after.expand(drawn.n.matrix))
-
-
-def test_simplified_leaves_out_what_allows_everything():
-    assert (causal & window(8)).simplified((8, 8)) is causal
-    assert (causal & window(8)).simplified((1, 8)) is full
-    assert causal.simplified((1, 5)) is full
-    assert causal.top_left.simplified((5, 5)) is causal
-    assert causal.top_left.simplified((5, 6)) == causal.top_left
-    assert (padding([5, 5]) & causal).simplified((2, 1, 5, 5)) is causal
-    assert (causal & window(4)).simplified((8, 8)) == causal & window(4)
-    assert (window(8) | prefix(3)).simplified((8, 8)) is full
-    assert rule(lambda b, h, q, k: q > k).simplified((6, 3)) is not full  # some queries stand before all keys
 
 
 @given(sized_masks(), st.data())
@@ -250,13 +224,6 @@ def test_de_morgan_and_friends(data):
 )
 def test_names(mask, name):
     assert str(mask) == repr(mask) == name
-
-
-def test_a_rule_bears_the_name_of_its_function():
-    def diagonal(b, h, q, k):
-        return q == k
-
-    assert str(rule(diagonal) | causal) == "rule(diagonal) | causal"
 
 
 @given(sized_masks())
@@ -336,26 +303,6 @@ def test_a_span_that_is_none_is_refused(span):
         ValueError, match=r"rows: expected a slice, a range or a 1-D tensor of whole indices, got"
     ):
         causal.tile(span, range(3), (2, 3))
-
-
-def test_the_grid_counts_positions_from_the_end_of_the_keys():
-    at = grid(slice(1, 3), range(0, 5, 2), (2, 3, 4, 6))
-    assert at.q.flatten().tolist() == [3, 4]
-    assert at.k.flatten().tolist() == [0, 2, 4]
-    assert [x.shape for x in at[:4]] == [(2, 1, 1, 1), (1, 3, 1, 1), (1, 1, 2, 1), (1, 1, 1, 3)]
-
-
-@given(data=st.data(), S=st.integers(0, 40), pairs=st.integers(1, 30))
-def test_extremes_of_many_stretches_and_of_few(data, S, pairs):
-    values = torch.randint(-50, 50, (2, S), generator=torch.Generator().manual_seed(pairs * 100 + S))
-    edges = st.integers(0, S - 1) if S else st.just(0)
-    first = torch.tensor(data.draw(st.lists(edges, min_size=pairs, max_size=pairs)))
-    last = torch.tensor([data.draw(st.integers(a - 1, S - 1)) if S else -1 for a in first.tolist()])
-    least, most = extremes(values, first, last)
-    for n, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-        part = values[:, a : b + 1] if b >= a else torch.zeros(2, 1, dtype=torch.int64)
-        assert torch.equal(least[:, n], part.amin(-1))
-        assert torch.equal(most[:, n], part.amax(-1))
 
 
 @pytest.mark.parametrize(

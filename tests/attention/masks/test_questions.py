@@ -1,23 +1,17 @@
 """Questions about a mask are methods of `Mask`: their answers, and that nobody asks by class instead."""
 
-import ast
-import re
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 import regard
-from regard import alibi, causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
-from regard.attention.masks.bands import Band
-from regard.attention.masks.base import Grid, Mask, conjunction
+from regard import alibi, causal, chunks, documents, padding, prefix, rule, tensor_mask, window
+from regard.attention.masks.base import Grid, Mask
 from regard.attention.masks.description import describe_mask, rebuild_mask
 from regard.attention.masks.tensor_masks import Relative
 from regard.attention.masks.views import CachedKeysMask, Keys, MaskOnly, Rows
 from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment
-from tests.source_trees import SOURCE, nodes
 
 B, H, T, S = 3, 4, 5, 5
 BY_HEAD = rule(lambda b, h, q, k: (b + h + q + k) % 3 > 0)
@@ -79,15 +73,6 @@ def test_every_mask_and_every_wrapper_selects_sequences_and_heads(name, batch, h
             torch.testing.assert_close(selected.bias(*part).expand(expected_bias.shape), expected_bias)
 
 
-def test_conjuncts_are_what_and_joins():
-    a, b, c = window(3), padding([1]), causal | prefix(1)
-    assert ((a & full) & (b & c)).conjuncts() == [a, b, c]
-    assert full.conjuncts() == (full & full).conjuncts() == []
-    assert c.conjuncts() == [c]
-    assert conjunction([a, b, c]).conjuncts() == [a, b, c]
-    assert conjunction([]) is full
-
-
 @pytest.mark.parametrize(
     ("mask", "size"),
     [
@@ -107,34 +92,6 @@ def test_the_window_of_a_mask_is_its_smallest(mask, size):
     assert mask.window_size() == size
 
 
-def test_a_joined_mask_has_a_window_if_its_pieces_agree():
-    def pieces(*sizes):
-        return PiecewiseMask(
-            tuple(Segment(causal & window(n), CallSizes(2, 4), 2 * i, 0) for i, n in enumerate(sizes)),
-            CallSizes(4, 4),
-        )
-
-    assert pieces(3, 3).window_size() == 3
-    assert pieces(3, 2).window_size() is None
-
-
-@pytest.mark.parametrize(
-    ("mask", "T", "S", "position"),
-    [
-        (causal, 3, 8, 5),
-        (Rows(causal, 2, 10), 3, 10, 2),
-        (Rows(Rows(causal, 2, 10), 1, 3), 2, 10, 3),
-        (Keys(Rows(causal, 2, 10), 2, 10), 3, 4, 0),
-        (MaskOnly(Rows(causal, 2, 10)), 3, 10, 2),
-    ],
-    ids=str,
-)
-def test_where_the_first_query_stands(mask, T, S, position):
-    assert mask.first_position(T, S) == position
-    rows = mask.tile(range(T), range(S), (T, S))
-    assert rows[0].sum() == position + 1, "the first query of a causal mask sees the keys up to its own"
-
-
 def test_properties_of_masks():
     assert causal.is_causal
     assert (window(3) & causal.top_left).is_causal
@@ -150,13 +107,6 @@ def test_properties_of_masks():
         assert mask.translation_invariant
         for other in (causal.top_left, prefix(2), chunks(2), padding([3]), mask & chunks(2)):
             assert not other.translation_invariant
-
-
-def test_a_view_is_restricted_where_its_rows_stood():
-    rows = Rows(causal, 2, 6)
-    expected = (causal & window(2)).to_dense(6)[2:5]
-    assert torch.equal(rows.restrict(window(2)).tile(range(3), range(6), (3, 6)), expected)
-    assert causal.restrict(window(2)) == causal & window(2)
 
 
 def test_a_new_mask_is_taught_in_one_place():
@@ -185,54 +135,3 @@ def test_a_new_mask_is_taught_in_one_place():
         assert rebuild_mask(describe_mask(mask, tensors), tensors) == mask
     finally:
         del Mask.stored_classes["Diagonal"]
-
-
-def test_bands():
-    assert (causal & window(128)).band(512, 512) == Band(127, 0)
-    assert full.band(2, 3) == Band()
-    assert padding([1]).band(2, 3) is None
-
-
-@cache
-def nodes_by_file() -> dict[Path, list[ast.AST]]:
-    """The classes, calls and patterns of every file of the package."""
-    kinds = (ast.ClassDef, ast.Call, ast.MatchClass)
-    return {path: [x for x in found if isinstance(x, kinds)] for path, found in nodes().items()}
-
-
-def mask_classes() -> dict[str, Path]:
-    """Every class below `Mask` in the package, with the file that defines it."""
-    classes: dict[str, Path] = {"Mask": SOURCE / "attention" / "masks" / "base.py"}
-    everything = ((path, node) for path, found in nodes_by_file().items() for node in found)
-    definitions = [(path, node) for path, node in everything if isinstance(node, ast.ClassDef)]
-    count = 0
-    while count < len(classes):
-        count = len(classes)
-        for path, node in definitions:
-            bases = {getattr(base, "id", None) or getattr(base, "attr", None) for base in node.bases}
-            if bases & classes.keys():
-                classes.setdefault(node.name, path)
-    return classes
-
-
-def test_nobody_switches_on_the_class_of_a_mask():
-    """`isinstance(x, Mask)` asks whether x is a mask at all; anything finer is a method of `Mask`."""
-    classes = mask_classes()
-    assert {"Causal", "And", "Rows", "PiecewiseMask", "MaskOnly"} <= classes.keys()
-    for path, found in nodes_by_file().items():
-        for node in found:
-            names: set[str] = set()
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
-                names = {getattr(x, "id", "") or getattr(x, "attr", "") for x in ast.walk(node.args[1])}
-            elif isinstance(node, ast.MatchClass):
-                names = {getattr(node.cls, "id", "") or getattr(node.cls, "attr", "")}
-            elsewhere = {name for name in names & classes.keys() - {"Mask"} if classes[name] != path}
-            assert not elsewhere, f"{path}:{node.lineno} tests for {elsewhere}: give Mask a method instead"
-
-
-def test_each_question_has_one_definition():
-    """Functions that once answered the same question twice, and differently, do not come back."""
-    gone = {"window_of", "parts_of", "mask_of_heads", "band_of", "split_alibi", "reordered"}
-    for path in SOURCE.rglob("*.py"):
-        found = re.search(rf"^(?:def|class) ({'|'.join(gone)})\b", path.read_text(), re.MULTILINE)
-        assert not found, f"{path} defines {found[1]}, which Mask answers"

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from regard.gpt.training.corpus import prepare, python_documentation, read, read_docstrings
+from regard.gpt.training.corpus import prepare, python_documentation, read
 
 TEXT = "".join(chr(97 + i * i % 26) + (" " if i % 5 == 0 else "") for i in range(1000))
-
-
-def test_nine_tenths_are_for_training() -> None:
-    corpus = prepare(TEXT, 8)
-    assert len(corpus.train) == int(0.9 * len(TEXT))
-    assert len(corpus.train) + len(corpus.validation) == len(TEXT)
-    whole = [*corpus.train.tolist(), *corpus.validation.tolist()]
-    assert corpus.tokenizer.decode(whole) == TEXT
 
 
 def test_targets_are_the_next_tokens() -> None:
     inputs, targets = prepare(TEXT, 8).training_batch(0, 0, 6, slice(None))
     assert inputs.shape == targets.shape == (6, 8)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
-
-
-def test_windows_come_from_everywhere_in_the_training_text() -> None:
-    corpus = prepare(TEXT, 8)
-    corpus.train[:] = torch.arange(len(corpus.train)) % corpus.vocab_size
-    drawn = torch.cat([corpus.training_batch(0, step, 64, slice(None))[0] for step in range(200)])
-    assert set(drawn.flatten().tolist()) == set(range(corpus.vocab_size))
 
 
 def test_the_order_depends_on_seed_and_step_alone() -> None:
@@ -44,13 +28,6 @@ def test_the_order_depends_on_seed_and_step_alone() -> None:
         assert not torch.equal(
             one.training_batch(3, 5, 4, slice(None))[0], one.training_batch(seed, step, 4, slice(None))[0]
         )
-
-
-def test_processes_share_one_order() -> None:
-    corpus = prepare(TEXT, 8)
-    whole = corpus.training_batch(0, 2, 6, slice(None))[0]
-    parts = [corpus.training_batch(0, 2, 6, slice(i, i + 2))[0] for i in (0, 2, 4)]
-    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_validation_reads_every_token_once() -> None:
@@ -67,20 +44,6 @@ def test_validation_of_fewer_tokens_is_spread_out() -> None:
     assert first.shape == (3, 8)
     parts = [inputs for i in range(2) for inputs, _ in corpus.validation_batches(3 * 8, 1, slice(i, None, 2))]
     assert torch.equal(torch.cat([parts[0], parts[2], parts[1]]), first)
-
-
-def test_byte_pairs_put_the_start_first() -> None:
-    corpus = prepare(TEXT, 8, vocab_size=270)
-    inputs, targets = corpus.training_batch(0, 0, 4, slice(None))
-    assert corpus.bos_token_id == 0
-    assert inputs[:, 0].tolist() == [0, 0, 0, 0]
-    assert not (targets == 0).any()
-
-
-@pytest.mark.parametrize(("text", "context"), [("short", 8), (TEXT, 900), (TEXT[:80], 8)])
-def test_a_text_shorter_than_the_context(text: str, context: int) -> None:
-    with pytest.raises(ValueError, match=f"corpus: expected more than context_length={context} tokens"):
-        prepare(text, context)
 
 
 def test_an_empty_text() -> None:
@@ -117,21 +80,6 @@ def test_a_mark_at_the_start_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_bytes("\ufefftext".encode())
     assert read(path) == "text"
-
-
-def test_docstrings_are_read_without_running(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    path.write_text('"""Top."""\nraise SystemExit\nclass A:\n    """Inside."""\n    def f(self): "Deep."\n')
-    assert sorted(read_docstrings(path)) == ["Deep.", "Inside.", "Top."]
-    path.write_text("def (")
-    assert list(read_docstrings(path)) == []
-
-
-@pytest.mark.skipif("REGARD_ALL" not in os.environ, reason="reads the whole library of this Python")
-def test_every_python_carries_text_enough() -> None:
-    text = python_documentation()
-    assert len(text) > 1_000_000
-    assert "assert" in text
 
 
 def test_the_library_is_read_in_the_order_of_its_files(

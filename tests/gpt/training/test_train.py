@@ -24,18 +24,17 @@ import torch
 
 import regard
 from regard.gpt import GPT
-from regard.gpt.training import checkpoints
 from regard.gpt.training import train as training_module
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
-from regard.gpt.training.optimizer import adamw, learning_rate, make_optimizers, orthogonalise
+from regard.gpt.training.optimizer import learning_rate
 from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingRun, train
 from regard.support.file_lock import InUseError
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_process, losses, run
 from tests.patience import HANGING
-from tests.sampling import combine, share
+from tests.sampling import share
 
 
 @pytest.fixture(scope="module")
@@ -146,29 +145,6 @@ def wait_for_steps(process: BaseProcess, metrics: Path, steps: int) -> None:
         before = now
 
 
-@pytest.mark.at_length("test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits")
-def test_a_few_steps_at_a_time_are_the_same_run(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped every few steps and after the last one, as by Ctrl-C, and resumed."""
-    take_step = TrainingRun._take_step
-
-    def then_ctrl_c(self: TrainingRun, *rest: Any) -> None:
-        take_step(self, *rest)
-        if self.step % 10 == 0:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(TrainingRun, "_take_step", then_ctrl_c)
-    folder, runs = tmp_path / "stopped", 1
-    while not run(folder, resume=True).finished:
-        runs += 1
-    assert runs == 1 + SETTINGS.steps // 10
-    assert losses(folder) == losses(undisturbed)
-    last = checkpoints.load(folder)
-    assert last is not None
-    assert last.state["evaluated_step"] == SETTINGS.steps, "the evaluation after the last stop is saved"
-
-
 def test_a_damaged_history_is_refused_and_nothing_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,29 +229,6 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
     assert [x for _, x in small] == pytest.approx([x for _, x in large], rel=1e-5)
 
 
-def test_a_run_can_be_measured_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on by a tenth of a second in every step."""
-    monkeypatch.setattr(TrainingRun, "_seconds", lambda own: 0.1 * own.step)
-    outcome = run(tmp_path / "run", settings=replace(SETTINGS, minutes=0.02, warmup_steps=2))
-    assert outcome[:2] == (12, True)
-    rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run") if "loss" in line]
-    assert rates[-1] < 0.5 * max(rates)  # it decayed, for any number of steps
-
-
-def test_half_precision_where_asked(tmp_path: Path) -> None:
-    run(tmp_path / "run", settings=replace(SETTINGS, steps=20, precision="bfloat16"))
-    exact = dict(losses(tmp_path / "run"))
-    assert exact[20] < exact[0]
-    assert GPT.from_pretrained(tmp_path / "run", dtype=None).token_embedding.weight.dtype == torch.float32
-
-
-@pytest.mark.at_length("test_attend_is_one_graph_which_keeps_the_path_of_its_first_call")
-def test_a_model_compiles_to_one_graph() -> None:
-    model, windows = GPT(config(dropout=0.0, positions="rotary")), torch.zeros(2, 9, dtype=torch.long)
-    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(whole(windows[:, :-1]), model(windows[:, :-1]))
-
-
 def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
     before = {path.name: path.read_bytes() for path in undisturbed.iterdir()}
     with pytest.raises(ValueError, match="holds a run at step 30: add --resume"):
@@ -290,27 +243,6 @@ def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
     with pytest.raises(ValueError, match="corpus: expected"):
         train(config(), other, undisturbed, SETTINGS, resume=True, device="cpu", quiet=True)
     assert {path.name: path.read_bytes() for path in undisturbed.iterdir()} == before
-
-
-def test_a_finished_run_stays_finished(undisturbed: Path) -> None:
-    before = (undisturbed / METRICS_FILE).read_text()
-    best = min(line["validation"] for line in map(json.loads, before.splitlines()) if "validation" in line)
-    assert run(undisturbed, resume=True) == (30, True, best)
-    assert (undisturbed / METRICS_FILE).read_text() == before
-
-
-def test_a_model_without_a_run_is_left_alone(tmp_path: Path) -> None:
-    GPT(config()).save(tmp_path / "model")
-    with pytest.raises(ValueError, match="holds a model but no run to resume"):
-        run(tmp_path / "model", resume=True)
-
-
-def test_nowhere_to_write(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"create .*missing first"):
-        run(tmp_path / "missing" / "run")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="expected a folder, got the file"):
-        run(tmp_path / "file")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path: Path, undisturbed: Path) -> None:
@@ -360,12 +292,6 @@ def test_bad_settings(changes: dict[str, object], message: str) -> None:
         TrainingSettings(**changes)  # type: ignore[arg-type]
 
 
-def test_a_config_for_another_text(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config: expected the corpus's vocab_size=.* and context_length=8"):
-        run(tmp_path / "run", context_length=16)
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
     rates = [learning_rate(s, (s - 10) / 90, warmup=10, highest=1.0, lowest=0.1) for s in range(101)]
     assert rates[:10] == pytest.approx([(s + 1) / 11 for s in range(10)])
@@ -373,41 +299,6 @@ def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
     assert rates[55] == pytest.approx(0.55)
     assert rates[100] == pytest.approx(0.1)
     assert rates[10:] == sorted(rates[10:], reverse=True)
-
-
-def test_only_matrices_decay() -> None:
-    model = GPT(config(norm="layer", qkv_bias=True))
-    decayed, kept = adamw(model.parameters(), weight_decay=0.1, betas=(0.9, 0.99)).param_groups
-    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
-    assert all(weight.ndim >= 2 for weight in decayed["params"])
-    assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
-
-
-def test_muon_serves_the_matrices_of_the_blocks() -> None:
-    model = GPT(config())
-    settings = replace(SETTINGS, optimizer="muon", learning_rate=4e-3, min_learning_rate=1e-3)
-    by_adamw, by_muon = make_optimizers(model, settings)
-    served = [
-        weight for optimizer in (by_adamw, by_muon) for g in optimizer.param_groups for weight in g["params"]
-    ]
-    assert {id(weight) for weight in served} == {id(weight) for weight in model.parameters()}
-    assert len(served) == len(list(model.parameters()))
-    matrices = {id(weight) for weight in model.blocks.parameters() if weight.ndim == 2}
-    assert {id(weight) for weight in by_muon.param_groups[0]["params"]} == matrices
-    assert [(g["highest"], g["lowest"]) for g in by_muon.param_groups] == [(0.02, 0.005)]
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 5), (2, 5, 8), (1, 6, 6)])
-def test_orthogonal_updates_keep_directions_and_level_sizes(shape: tuple[int, int, int]) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(shape, dtype=torch.float64)
-    left, sizes, right = torch.linalg.svd(x, full_matrices=False)
-    levelled = left.mT @ orthogonalise(x) @ right.mT  # diagonal, if the directions are the same
-    inside = torch.diagonal(levelled, dim1=-2, dim2=-1)
-    assert torch.allclose(levelled, torch.diag_embed(inside), atol=1e-6)
-    assert inside.min() > 0.6
-    assert inside.max() < 1.3
-    assert sizes.max() / sizes.min() > 1.5
 
 
 def test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits(
@@ -461,11 +352,6 @@ def model_files(folder: Path) -> dict[str, bytes]:
 
 
 MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json")
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "deleted": Path.unlink,
-    "of another model": lambda path: path.write_bytes(b"{}"),
-    "empty": lambda path: path.write_bytes(b""),
-}
 
 
 @pytest.fixture(scope="module")
@@ -476,33 +362,6 @@ def overshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     validations = [line["validation"] for line in read_metrics(folder) if "validation" in line]
     assert validations[0] == best < min(validations[1:])
     return folder
-
-
-@pytest.mark.parametrize(("name", "damage"), combine(MODEL_FILES, list(DAMAGE)))
-def test_a_resumed_run_has_its_best_model(overshot: Path, tmp_path: Path, name: str, damage: str) -> None:
-    """Though its checkpoint is of a later step: a file of the model that is missing or changed is mended."""
-    shutil.copytree(overshot, tmp_path / "run")
-    DAMAGE[damage](tmp_path / "run" / name)
-    assert run(tmp_path / "run", resume=True, settings=OVERSHOOTING)[:2] == (SETTINGS.steps, True)
-    assert model_files(tmp_path / "run") == model_files(overshot)
-
-
-@pytest.mark.at_length("test_a_model_without_a_run_is_left_alone")
-def test_the_model_of_another_run_does_not_stay(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even until the next evaluation, if the resumed run is stopped before it."""
-    folder = tmp_path / "run"
-    stop_after(monkeypatch, step=22, number=signal.SIGTERM)
-    stop_after(monkeypatch, step=24, number=signal.SIGTERM)
-    assert run(folder)[:2] == (22, False)
-    best = model_files(folder)
-    run(tmp_path / "other", settings=replace(SETTINGS, steps=1, seed=2))
-    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
-    assert run(folder, resume=True)[:2] == (24, False)
-    assert model_files(folder) == best
-    assert run(folder, resume=True).finished
-    assert model_files(folder) == model_files(undisturbed)
 
 
 def test_a_live_run_refuses_a_second_and_has_its_model_at_its_end_though_it_is_deleted(

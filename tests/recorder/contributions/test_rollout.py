@@ -14,7 +14,6 @@ from torch import Tensor
 import regard
 from regard.recorder.contributions.rollout import roll_out
 from tests import strategies
-from tests.captures import captured
 from tests.recorder.contributions.frozen_model import FAMILIES
 from tests.sampling import examples
 
@@ -110,11 +109,3 @@ def test_a_model_with_several_stacks_is_rolled_out_stack_by_stack() -> None:
     )
     with pytest.raises(ValueError, match="expected layers in which every token attends to the same tokens"):
         seen.rollout(stack="cross")
-
-
-def test_padding_is_no_position() -> None:
-    seen = captured(8)
-    seen.attention_mask = torch.arange(8)[None] >= 3
-    assert float(seen.rollout(3).sum()) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="position: expected one of the tokens of text 0, from 3 to 7"):
-        seen.rollout(2)

@@ -123,13 +123,6 @@ def test_what_cannot_be_numbered_is_refused_by_name(folder: Path) -> None:
         )
 
 
-def test_selected_heads_may_be_on_one_rank(folder: Path) -> None:
-    seen = load(folder / "some")
-    assert [(layer.key, layer.heads) for layer in seen.layers] == [(1, (0, 1))]
-    whole = regard.capture(llama(), inputs={"input_ids": IDS}, layers=[1], heads=[0, 1])
-    assert_same_maps(seen, whole)
-
-
 def test_a_generated_text_is_joined(folder: Path) -> None:
     model = llama()
     with regard.capture(model) as whole, torch.no_grad():

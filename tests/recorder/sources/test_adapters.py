@@ -79,20 +79,6 @@ def test_modules_by_name_or_pattern(at: dict[str, Any]) -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_some_layers_only() -> None:
-    model = Stack()
-    asked: list[Any] = []
-
-    def counting(module: Homemade, *call: Any) -> dict[str, Any]:
-        asked.append(module)
-        return adapter(module, *call)
-
-    with regard.capture(model, adapters={"blocks.*.attn": counting}, layers=[1]) as seen:
-        model(torch.randn(1, 5, 16))
-    assert [layer.key for layer in seen.layers] == [1]
-    assert asked == [model.blocks[1]["attn"]]
-
-
 def test_named_tuples_single_sequences_and_calls_that_are_no_attention() -> None:
     class Found(NamedTuple):
         q: Tensor
@@ -159,17 +145,6 @@ def test_mistakes_are_told_with_the_name(said: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message), regard.capture(model, adapters={"a": lambda *call: said}):
         model["a"](torch.ones(1))
     assert "forward" not in vars(model["a"])
-
-
-def test_names_that_are_not_there() -> None:
-    with pytest.raises(ValueError, match=r"got 'blocks\.0\.atn'; similar names are 'blocks\.0\.attn'"):
-        regard.capture(Stack(), adapters={"blocks.0.atn": adapter})
-    with pytest.raises(ValueError, match=r"got 'zzz'$"):
-        regard.capture(Stack(), adapters={"zzz": adapter})
-    with pytest.raises(ValueError, match=r"expected a function of \(module, args, kwargs, output\), got str"):
-        regard.capture(Stack(), adapters={"blocks.0.attn": "adapter"})
-    with pytest.raises(ValueError, match=r"adapters=\{name: adapter\}"):
-        regard.capture(nn.Linear(2, 2))
 
 
 def test_an_adapter_and_listening_to_a_modules_own_code_give_the_same_maps() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import character_tokenizer
-from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
+from regard.layers import KVCache, SinkCache, WindowCache
 from regard.recorder import Capture
 from tests.sampling import combine, examples
 
@@ -162,54 +162,3 @@ def test_text_goes_in_and_tokens_come_out() -> None:
         text = model.generate("a bad", max_new_tokens=4)
     assert "".join(seen.tokens[0]) == text[:-1]
     assert seen.boundary == 5
-
-
-class Reader(nn.Module):
-    """A model of its own making, with cross-attention and sinks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Attention(16, 4, num_kv_heads=2, rotary=Rotary(4), mask=regard.causal & regard.window(4))
-        self.outer = Attention(16, 2, sinks=True, softcap=5.0, scale=0.3)
-        nn.init.normal_(self.outer.sinks)
-
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        out: Tensor = self.outer(self.inner(x), memory)
-        return out
-
-
-def test_any_model_with_the_layer_inside() -> None:
-    model = Reader()
-    seen = captured(model, torch.randn(2, 6, 16), torch.randn(2, 9, 16))
-    assert [(layer.key, layer.name, layer.shape) for layer in seen.layers] == [
-        (0, "inner", (2, 4, 6, 6)),
-        (1, "outer", (2, 2, 6, 9)),
-    ]
-    found = seen.certificate[1]
-    assert (found.sinks, found.softcap, found.scale) == (True, 5.0, 0.3)
-    assert seen.certificate[0].window == 4
-    assert float(seen[1].to_dense().sum(-1).max()) < 1.0  # the sinks take their share
-
-
-def test_an_attend_of_its_own_is_called() -> None:
-    class Doubled(Attention):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-            return 2 * super().attend(q, k, v, mask)
-
-    layer = Doubled(16, 4)
-    x = torch.randn(1, 5, 16)
-    with torch.no_grad():
-        plain = layer(x)
-        with regard.capture(layer) as seen:
-            assert torch.equal(layer(x), plain)
-    assert not seen.certificate.certified  # its weights are not all there is to its output
-    assert "off this layer's own attention output by" in str(seen.certificate)
-
-
-def test_maps_inside_a_capture_leave_it_in_place() -> None:
-    model, ids = a_gpt(), torch.arange(9).unsqueeze(0)
-    with torch.no_grad(), regard.capture(model) as seen:
-        model.maps(ids[:, :4])
-        model(ids)
-    assert seen[0].shape[2:] == (9, 9)
-    assert not any("attend" in vars(module) for module in model.modules())

@@ -217,26 +217,6 @@ def test_the_fast_path_is_really_taken_and_seen(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(seen[0].to_dense(), alone[0].to_dense())
 
 
-def test_a_kernel_with_other_bits_is_run_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = torch._transformer_encoder_layer_fwd
-    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *args: original(*args) + 1e-7)
-    monkeypatch.setitem(globals(), "ORIGINALS", [getattr(where, name) for where, name in FUNCTIONS])
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2).eval()
-    with torch.no_grad():
-        captured(model, torch.randn(2, 70, 16))
-
-
-def test_nested_tensors_keep_their_zeros() -> None:
-    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    model = nn.TransformerEncoder(layer, 3).eval()
-    x, hidden = torch.randn(3, 70, 16), torch.arange(70) >= torch.tensor([5, 70, 31])[:, None]
-    with torch.no_grad():
-        seen = captured(model, x, src_key_padding_mask=hidden)
-        assert float(model(x, src_key_padding_mask=hidden)[0, 5:].abs().max()) == 0.0
-    assert str(seen[0].mask) == "padding([5, 70, 31]) & documents(3×70)"
-    assert float(seen[2, 1][0, :5, 5:].abs().max()) == 0.0
-
-
 def test_rows_of_padding_that_the_fused_encoder_does_not_compute_are_zeros() -> None:
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
@@ -333,17 +313,6 @@ def test_attention_without_a_stack_is_numbered() -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes(dtype: torch.dtype) -> None:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval().to(dtype)
-    x = torch.randn(2, 90, 32, dtype=dtype)
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            seen = captured(model, x)
-        assert seen[0].q.dtype == dtype
-        assert seen.layers[1].evidence.rows == 64
-
-
 def test_dropout_in_training_is_a_problem_and_nothing_else_changes() -> None:
     mha = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
     x = torch.randn(1, 6, 8)
@@ -375,17 +344,3 @@ def test_a_tensor_becomes_a_rule_that_says_the_same(pick: Any) -> None:
     rule = as_rule(given)
     said = rule.tile(range(T), range(S), (B, H, T, S)).expand(allowed.shape)
     assert torch.equal(said, allowed)
-
-
-def test_masks_by_name() -> None:
-    order = torch.ones(4, 4).tril().bool()
-    real = torch.tensor([[True, True, False, False], [True] * 4])
-    assert as_rule(order) is regard.causal
-    assert as_rule(torch.zeros(2, 4)) is regard.full
-    assert as_rule(torch.ones(4, 6).tril().bool()) == regard.causal.top_left
-    assert as_rule(torch.ones(4, 6).tril(2).bool()) is regard.causal
-    assert str(as_rule(real[:, None, None])) == "padding(2×4)"
-    assert str(as_rule(order & real[:, None, None])) == "causal & padding(2×4)"
-    assert str(as_rule(torch.randn(1, 1, 4, 4))) == "tensor_mask(4×4)"
-    assert str(as_rule(torch.eye(4).bool().expand(2, 3, 4, 4))) == "causal & window(1)"
-    assert str(as_rule(torch.eye(4).bool().flip(0))) == "tensor_mask(4×4)"

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import causal
 from tests.sampling import combine, share
 
 masking_utils = pytest.importorskip("transformers.masking_utils")
@@ -103,15 +102,6 @@ def test_a_static_cache_is_cut_to_what_is_written() -> None:
     assert torch.equal(ours.dense_tensor(), theirs)
 
 
-def test_no_mask_means_that_everything_is_seen() -> None:
-    """As for eager attention; sdpa's None may mean causal, which some models do not know."""
-    assert rule_mask(B, 12, 12).rule is causal
-    assert rule_mask(B, 12, 12, attention_mask=torch.ones(B, 12, dtype=torch.bool)).rule is causal
-    assert rule_mask(B, 12, 12, attention_mask=padded("left")).rule.left is causal
-    both = {"mask_function": masking_utils.bidirectional_mask_function, "allow_is_causal_skip": False}
-    assert rule_mask(B, 12, 12, **both, allow_is_bidirectional_skip=True) is None
-
-
 def test_a_recognised_function_that_lies_is_not_believed() -> None:
     """Were Transformers to change what a function means, the sample would show it."""
 
@@ -122,15 +112,6 @@ def test_a_recognised_function_that_lies_is_not_believed() -> None:
     causal_mask_function.__qualname__ = "causal_mask_function"
     ours = rule_mask(B, 12, 12, mask_function=causal_mask_function)
     assert torch.equal(ours.dense_tensor()[0, 0], torch.ones(12, 12).tril(-1).bool())
-
-
-def test_functions_that_need_vmap() -> None:
-    table = torch.rand(12, 12) < 0.5
-    function = masking_utils.and_masks(masking_utils.causal_mask_function, lambda b, h, q, k: table[q, k])
-    asked = {"mask_function": function, "use_vmap": True, "allow_is_causal_skip": False}
-    assert torch.equal(
-        rule_mask(B, 12, 12, **asked).dense_tensor(), masking_utils.sdpa_mask(B, 12, 12, **asked)
-    )
 
 
 def test_a_rule_passes_for_a_tensor_and_turns_into_one_when_reckoned_with() -> None:

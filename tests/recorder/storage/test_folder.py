@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 import regard
@@ -23,7 +22,6 @@ from regard.recorder.storage import layer_file
 from regard.recorder.storage.folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size
 from regard.recorder.tokens_of_maps.predictions import predictions_from
-from regard.support import safetensor_files
 from regard.support.file_lock import InUseError
 from regard.support.files import CaptureFileError
 
@@ -137,18 +135,6 @@ def test_stacks_values_sinks_and_summaries(tmp_path: Path) -> None:
         back["decoder.1"]
 
 
-def test_non_finite_evidence_survives(tmp_path: Path) -> None:
-    odd = evidence(difference=float("nan"), tolerance=float("inf"), problem="the output was NaN")
-    q = torch.randn(1, 1, 3, 4)
-    Capture([Layer(0, "a", "", regard.attention_map(q, q), odd, [0])]).save(tmp_path)
-    json.loads((tmp_path / "capture.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    found = regard.load(tmp_path).certificate[0]
-    assert found.difference != found.difference
-    assert found.tolerance == float("inf")
-    assert not found.certified
-    assert "NaN" in str(found)
-
-
 def test_a_rule_that_is_a_function_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = regard.rule(lambda b, h, q, k: (q + k + h) % 3 != 1)
     biased = own & regard.alibi(4)
@@ -184,15 +170,6 @@ def test_opening_reads_no_tensors(tmp_path: Path) -> None:
     assert resident() - before < 4 << 20
     assert back[7, 3][0, 5:8, :4].shape == (3, 4)
     assert resident() - before < 16 << 20
-
-
-def test_a_layer_is_not_opened_before_it_is_looked_at(tmp_path: Path) -> None:
-    a_capture().save(tmp_path)
-    back = regard.load(tmp_path)
-    back.layers[1].file.write_bytes(b"spoilt")
-    assert back[0].shape == (2, 4, 6, 6)
-    with pytest.raises(ValueError, match="is not a complete safetensors file"):
-        back[1]
 
 
 def test_saving_again_replaces_the_old_capture(tmp_path: Path) -> None:
@@ -232,15 +209,6 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("regard.support.safetensor_files.save_file", full)
-    with pytest.raises(OSError, match=r"got .*layer-.*safetensors, where no space is left"):
-        a_capture().save(tmp_path)
 
 
 def test_a_failed_save_leaves_the_old_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,13 +311,6 @@ def predicting(**changes: Any) -> Any:
         described |= {"ids": [[1] * 6] * 2, "predictions": right | changes}
 
     return change
-
-
-def test_predictions_of_the_right_sizes_are_not_damaged(tmp_path: Path) -> None:
-    seen = regard.load(damage(tmp_path, predicting()))
-    assert isinstance(seen, Capture)
-    assert seen.predictions is not None
-    assert seen.predictions.ranks.tolist() == [[0, 1, 1, 1, 1], [1] * 5]
 
 
 DAMAGE: list[Any] = [
@@ -533,49 +494,6 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     assert regard.load(path).certificate.certified
     assert not (path / ".lock").exists()
     seen.save(path)
-
-
-def test_a_temporary_folder_lives_as_long_as_its_layers() -> None:
-    stored = Folder.temporary().put(layer(0))
-    path = stored.file.parent
-    assert path.is_dir()
-    assert stored.map.shape == (2, 4, 6, 6)
-    del stored
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("name", ["page.html", "page.HTML", "page.htm"])
-def test_a_folder_named_like_a_page_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"folder: expected a folder.*write seen\.to_html\('.*page"):
-        a_capture().save(tmp_path / name)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_file_of_a_layer_is_opened_once_for_all_that_the_page_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from regard.show.data.contents import Contents
-    from regard.show.data.shown_text import ShownText
-
-    seen = Capture([layer(n, values=torch.randn(2, 2, 6, 5)) for n in range(3)], model="Small")
-    seen.save(tmp_path)
-    opened: list[str] = []
-
-    def counting(path: Path, **options: Any) -> Any:
-        opened.append(Path(path).name)
-        return safe_open(path, **options)
-
-    monkeypatch.setattr(safetensor_files, "safe_open", counting)
-    back = regard.load(tmp_path)
-    # The head and the token that a reader sees first are looked for in the maps, which are not meant here.
-    monkeypatch.setattr(ShownText, "telling", lambda text, start: 0)
-    meta = Contents(back, start=None).meta
-    assert sorted(opened) == sorted(stored.file.name for stored in back.layers)  # each once
-    assert meta == Contents(seen, start=None).meta
-    assert Contents(back, start=None).meta == meta
-    assert len(opened) == 3  # what was read of a layer is remembered
-    assert back[0].shape == (2, 4, 6, 6)
-    assert len(opened) == 4  # and its tensors are not
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (3, 7), (7, 3), (300, 300), (1, 1), (1, 4)])

@@ -54,14 +54,6 @@ def test_a_bias_of_positions_is_not_called_a_mask(mask: regard.Mask, words: str,
     assert (layer["mask"], layer["bias"]) == (words, bias)
 
 
-def test_there_is_a_distance_back_only_where_no_query_sees_later_tokens() -> None:
-    def scores(mask: regard.Mask) -> set[str]:
-        return set(Contents(captured(30, mask=mask), start=None)[0].heads()[0]["scores"])
-
-    assert "distance" in scores(regard.causal)
-    assert scores(regard.causal) - scores(regard.full) == {"distance"}
-
-
 def test_equal_tokens_are_told_by_their_ids() -> None:
     seen = captured(20, tokens=["same"] * 20)
     text = Contents(seen, start=None).meta["texts"][0]
@@ -85,24 +77,6 @@ def test_the_start_is_the_most_telling_head_however_large_the_capture(
     assert Contents(seen).meta["start"] == {"layer": "2", "head": 7}
     monkeypatch.setattr(contents_module, "MOST_SAMPLED", seen.nbytes)  # every other layer is read
     assert Contents(seen).start == ("2", 7)
-
-
-def test_the_window_of_a_mask_is_recognised() -> None:
-    assert (regard.causal & regard.window(128)).window_size() == 128
-    assert (regard.window(9) & regard.causal & regard.window(5)).window_size() == 5
-    assert regard.causal.window_size() is None
-    assert (regard.causal | regard.window(4)).window_size() is None
-
-
-def test_rows_and_columns_are_the_map_s() -> None:
-    seen = captured(50)
-    contents = Contents(seen)
-    dense = torch.stack([m.to_dense()[0] for m in seen])  # (layers, H, T, S)
-    torch.testing.assert_close(contents[0].row("1", 3, 20), dense[1, 3, 20])
-    torch.testing.assert_close(contents[0].column(0, 2, 7), dense[0, 2, :, 7])
-    torch.testing.assert_close(contents[0].row(0, "mean", 20), dense[0, :, 20].mean(0))
-    torch.testing.assert_close(contents[0].column("mean", "mean", 7), dense[:, :, :, 7].mean((0, 1)))
-    torch.testing.assert_close(contents[0].row("mean", 1, 49), dense[:, 1, 49].mean(0))
 
 
 @pytest.mark.parametrize(
@@ -188,32 +162,3 @@ def test_the_steps_of_a_row_lead_to_its_output() -> None:
         assert key["score"] == pytest.approx(dot)
         assert key["scaled"] == pytest.approx(dot * m.scale)
     json.dumps(steps, allow_nan=False)
-
-
-def test_heads_come_with_scores_beside_their_nulls() -> None:
-    heads = Contents(captured(40))[0].heads()
-    assert [(head["layer"], head["head"], head["kv_head"]) for head in heads[:5]] == [
-        ("0", 0, 0),
-        ("0", 1, 0),
-        ("0", 2, 1),
-        ("0", 3, 1),
-        ("1", 0, 0),
-    ]
-    assert heads[0]["scores"]["sink"]["value"] > heads[0]["scores"]["sink"]["null"]
-    json.dumps(heads, allow_nan=False)
-
-
-def test_texts_can_be_added() -> None:
-    contents = Contents(captured(10), titles=["first"])
-    assert contents.add(captured(12, seed=1)) == 1
-    assert contents.meta["texts"][0]["title"] == "first"
-    assert len(contents.meta["texts"][1]["tokens"]) == 12
-
-
-def test_the_heads_of_one_layer_are_those_of_the_whole_table() -> None:
-    contents = Contents(captured(40, layers=3))
-    rows = Contents(captured(40, layers=3))[0].heads()
-    assert contents[0].layer_heads(2) == [row for row in rows if row["layer"] == "2"]
-    assert contents[0].layer_heads(0) == [row for row in rows if row["layer"] == "0"]
-    with pytest.raises(KeyError, match="layer"):
-        contents[0].layer_heads(3)

@@ -54,11 +54,6 @@ def test_what_is_wrong_is_said(data: object, message: str) -> None:
         parse_cuts(data, captured(10))
 
 
-def test_two_texts_never_share_a_title() -> None:
-    contents = Contents([captured(10)] * 3, titles=["The cat"] * 3, start=None)
-    assert contents.titles == ["The cat", "The cat (2)", "The cat (3)"]
-
-
 def test_a_head_that_was_not_captured_cannot_be_cut() -> None:
     seen = captured(10)
     seen.layers[1].heads = (0, 1, 4, 5)

@@ -7,7 +7,6 @@ import torch
 from regard import attention_map, causal
 from regard.maps import AttentionMap
 from regard.show.data.map_view.display_precision import for_display
-from tests.captures import captured
 
 
 def large_map(size: float) -> AttentionMap:
@@ -33,14 +32,3 @@ def test_a_head_whose_scores_are_too_large_for_float32_stays_in_float64() -> Non
     shown = for_display(m)
     assert shown.precise.large.tolist() == [[False, True]]
     torch.testing.assert_close(shown.pool(8, 8), m.pool(8, 8), rtol=0, atol=0)
-
-
-def test_a_weighted_map_keeps_its_factors() -> None:
-    m = large_map(100.0).weighted(torch.linspace(-1, 1, 64))
-    shown = for_display(m)
-    torch.testing.assert_close(shown.pool(8, 8), m.pool(8, 8), rtol=1e-3, atol=1e-6)
-
-
-def test_a_map_of_usual_scores_is_the_same_map() -> None:
-    m = captured(16)[0]
-    assert for_display(m) is m

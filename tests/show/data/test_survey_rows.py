@@ -18,20 +18,6 @@ from regard.show.server.limits import RefusedError
 from tests.captures import captured, surveyed
 
 
-def test_every_head_has_its_scores_and_its_sentence() -> None:
-    seen = captured()
-    result = surveyed(seen)
-    survey = Contents(seen, survey=result).meta["survey"]
-    assert [(row["layer"], row["head"]) for row in survey["heads"]] == [
-        (row.key, row.head) for row in result.table
-    ]
-    row = survey["heads"][3]
-    assert row["sentence"] == result.table[3].sentence
-    assert row["scores"]["sink"] == result.table[3].scores["sink"].value
-    assert set(survey["names"]) >= set(row["scores"])
-    assert Contents(seen).meta["survey"] is None
-
-
 def test_an_example_has_its_query_and_the_weights_of_its_keys() -> None:
     seen = captured()
     result = surveyed(seen)

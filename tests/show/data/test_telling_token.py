@@ -23,18 +23,9 @@ def head_with_edge(query: int, key: int) -> regard.AttentionMap:
     return regard.attention_map(scores[None, None], torch.eye(T)[None, None], mask=regard.causal, scale=1.0)
 
 
-def test_the_query_with_the_strongest_edge_to_a_word_is_telling() -> None:
-    assert telling_query(head_with_edge(6, 2), WORDS, WORDS) == 6
-    assert telling_query(head_with_edge(6, 2), None, None) == 6
-
-
 @pytest.mark.parametrize(("query", "key"), [(8, 2), (9, 2), (5, 2)])
 def test_line_ends_start_tokens_and_signs_are_never_telling(query: int, key: int) -> None:
     assert WORDS[telling_query(head_with_edge(query, key), WORDS, WORDS)].strip().isalpha()
-
-
-def test_a_text_without_words_has_a_telling_query_as_well() -> None:
-    assert telling_query(head_with_edge(6, 2), ["\n"] * 10, ["\n"] * 10) == 9
 
 
 def test_the_meta_names_the_telling_query_of_each_text() -> None:

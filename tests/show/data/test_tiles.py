@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import regard
-from regard.maps.tile_passes import kept_overview
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
@@ -75,17 +74,6 @@ def test_a_key_left_out_is_as_if_nobody_looked_at_it(z: int, key: int) -> None:
     assert torch.equal(other.mass, Contents(seen)[0].tile(0, 3, z, 0, 0).mass)
 
 
-def test_levels_end_where_one_tile_holds_all() -> None:
-    assert [tiles.level_count(n, n) for n in (1, 256, 257, 512, 513, 16384, 16385)] == [1, 1, 2, 2, 3, 7, 8]
-    assert tiles.tile_counts(600, 300, 1) == (2, 1)
-
-
-@pytest.mark.parametrize("place", [(9, 0, 0), (-1, 0, 0), (0, 9, 0), (0, 0, -1)])
-def test_a_tile_that_is_not_there_is_named(place: tuple[int, int, int]) -> None:
-    with pytest.raises(KeyError, match="expected"):
-        Contents(captured())[0].tile(0, 0, *place)
-
-
 def test_more_keys_than_queries() -> None:
     q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
     m = regard.attention_map(q, k, mask=regard.causal)
@@ -107,15 +95,3 @@ def test_a_tile_whose_parts_are_known_is_assembled_and_is_the_same(monkeypatch: 
     monkeypatch.delattr(tiles, "pool_cells")  # nothing is computed
     for a, b in zip(pyramid.tile(1, 0, 0), direct, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-
-
-def test_coarse_tiles_come_from_the_overview_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_overview, "MIN_QUERIES", 1100)
-    monkeypatch.setattr(kept_overview, "MIN_SIZE", 8)
-    monkeypatch.setattr(tiles, "FINE", 1)
-    m = regard.attention_map(torch.randn(1, 1, 1100, 8), torch.randn(1, 1, 1203, 8), mask=regard.causal)
-    plain, kept = (tiles.TilePyramid(x, LRUCache(100)) for x in (m, m.with_overview()))
-    for found, expected in zip(kept.tile(3, 0, 0), plain.tile(3, 0, 0), strict=True):
-        assert (found - expected).abs().max() < 1e-6
-    assert len(kept.cache) == 1  # no finer tile was needed
-    assert len(plain.cache) > 1

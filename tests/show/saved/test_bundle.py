@@ -1,7 +1,6 @@
 """The page's modules as one script: every import is followed, and what cannot be bundled is refused."""
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,12 +55,6 @@ def test_a_served_page_asks_first_and_has_no_code_twice() -> None:
     assert not {"source/saved.js", "source/arithmetic/worker.js"} & (early | rest)
 
 
-def test_comments_are_left_out_and_template_literals_are_not(modules: Callable[..., str]) -> None:
-    text = "// one\nexport const a = `\n\n// two\n/** three */\n`;\n/**\n * five\n */\n"
-    script = modules(main=text + 'let b = " // six"; // seven\n')
-    assert 'const a = `\n\n// two\n/** three */\n`;\nlet b = " // six";\n' in script
-
-
 def test_every_style_sheet_of_the_page_is_linked_and_saved() -> None:
     sheets = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.FOLDER.rglob("*.css"))
     links = re.findall(r'href="web/([^"]+)"', (bundle.FOLDER / "index.html").read_text("utf-8"))
@@ -79,12 +72,6 @@ def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
         assert not re.search(r"\b(document|window|location|navigator)\.", text), name
 
 
-def test_every_exported_name_exists_once() -> None:
-    texts = [(bundle.FOLDER / path).read_text("utf-8") for path in MODULES]
-    names = Counter(name for text in texts for name in bundle.EXPORT.findall(text))
-    assert [name for name, count in names.items() if count > 1] == []
-
-
 def test_what_views_share_knows_no_view() -> None:
     """`data` imports nothing else, and `parts` only `data`."""
     allowed = {"data": r"\./\w+", "parts": r"(\.|\.\./data)/\w+"}
@@ -92,40 +79,3 @@ def test_what_views_share_knows_no_view() -> None:
         if (folder := path.partition("/")[0]) in allowed:
             for _, other in bundle.IMPORT.findall((bundle.FOLDER / path).read_text("utf-8")):
                 assert re.fullmatch(allowed[folder], other), f"{path} imports {other}"
-
-
-def test_imports_follow_folders(modules: Callable[..., str]) -> None:
-    script = modules(
-        main='import { a } from "./map/b.js";\na();\n',
-        map__b='import {\n  c as d,\n} from "../common/c.js";\nexport function a() {\n  return d;\n}\n',
-        common__c="export const c = 3;\n",
-    )
-    order = [script.index(f"const module_{name} = ") for name in ("common$c", "map$b", "main")]
-    assert order == sorted(order)
-    assert "c: d,\n} = module_common$c;" in script
-    assert "export" not in script
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'import b from "./b.js";\n',
-        'import * as b from "./b.js";\n',
-        'import "./b.js";\n',
-        'import { b } from "b";\n',
-        'export { b } from "./b.js";\n',
-        "export default 3;\n",
-        'const b = await import("./b.js");\n',
-        "const b = import.meta.url;\n",
-        'import { b } from "../b.js";\n',
-        'const b = "</SCRIPT>";\n',
-    ],
-)
-def test_what_it_does_not_understand_is_refused(text: str, modules: Callable[..., str]) -> None:
-    with pytest.raises(RuntimeError):
-        modules(main=text, b="export const b = 1;\n")
-
-
-def test_a_circle_is_refused(modules: Callable[..., str]) -> None:
-    with pytest.raises(RuntimeError, match="main → a → main"):
-        modules(main='import { a } from "./a.js";\n', a='import { b } from "./main.js";\n')

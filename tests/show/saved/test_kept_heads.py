@@ -35,22 +35,6 @@ def test_heads_are_chosen_on_the_first_tokens(window: int | None, monkeypatch: p
     assert whole[0]._heads is None  # no head was scored on the whole text
 
 
-def test_the_heads_of_a_short_text_are_chosen_on_all_of_it() -> None:
-    contents = Contents(capture_random(None))
-    assert list(kept_heads._score_first_tokens(contents, 0)) == contents[0].heads()
-
-
-def test_layers_with_one_mask_share_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = Contents(capture_random(20))
-    smaller = keep_telling_heads(contents, most=packing.estimate_size(contents) // 2)
-    asked: list[int] = []
-    original = packing.pack_mask
-    monkeypatch.setattr(packing, "pack_mask", lambda m: (asked.append(m.matrix[1]), original(m))[1])
-    packed = packing.pack(smaller)
-    assert len(asked) == 1
-    assert [name for name in packed.blocks if name.startswith("mask-")] == ["mask-0"]
-
-
 @pytest.mark.parametrize("sharpness", [1, 30])
 def test_a_size_is_told_from_the_numbers_themselves(
     sharpness: float, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
 from regard.show.saved import mask_block
 from regard.show.saved import pack as packing
-from regard.show.saved.bundle import bundle_modules, write
+from regard.show.saved.bundle import write
 from regard.show.saved.pack import pack
 from tests.captures import HOSTILE, captured, hybrid
 
@@ -171,22 +171,6 @@ def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
     description, _ = opened(dict(BLOCK.findall(text)))
     assert description["meta"]["texts"][0]["tokens"] == tokens
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    monkeypatch.setattr(mask_block, "DENSE_LIMIT", 100)
-    with pytest.raises(ValueError):
-        write(captured(mask=regard.tensor_mask(torch.randn(40, 40))), path)
-    assert path.read_text() == "old"
-
-
-def test_modules_are_joined_in_order_without_imports() -> None:
-    script = bundle_modules("whole_page")
-    assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
-    assert script.index("const module_state") < script.index("const module_main")
-    assert "</script" not in script.lower()
 
 
 def test_rounded_rows_sum_to_1_and_take_a_byte_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
 from queue import SimpleQueue
 
-import numpy as np
 import pytest
-import torch
 
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.server import jobs
-from regard.show.server.answers import Answers, Json
+from regard.show.server.answers import Answers
 from regard.show.server.jobs import Line, ModelJob, ReportProgress
 from regard.show.server.limits import ExclusiveJob, RefusedError
 from tests.captures import captured
@@ -30,20 +27,6 @@ def lines_of(answers: Answers, name: str, body: object) -> list[Line]:
     return list(iter(lines.get, None))
 
 
-def test_an_answer_is_json_or_bytes() -> None:
-    seen = captured(12)
-    answers = Answers(Contents(seen))
-    meta = answers.compute("meta", {})
-    assert isinstance(meta, Json)
-    assert json.loads(meta.encode())["can"]["capture"] is False
-    layer = meta.content["texts"][0]["layers"][0]["key"]
-    row = answers.compute("row", {"text": "0", "layer": layer, "head": "1", "row": "7"})
-    assert isinstance(row, bytes)
-    torch.testing.assert_close(
-        torch.from_numpy(np.frombuffer(row, "<f4").copy()), seen.layers[0].map[0, 1, 7].float()
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "query", "status"),
     [("secrets", {}, 404), ("row", {"text": "0"}, 400), ("heads", {"text": "9"}, 404)],
@@ -52,12 +35,6 @@ def test_a_wrong_request_is_refused(name: str, query: dict[str, str], status: in
     with pytest.raises(RefusedError) as refusal:
         Answers(Contents(captured(4))).compute(name, query)
     assert refusal.value.status == status
-
-
-@pytest.mark.parametrize("body", [None, [], "text", {"text": ""}])
-def test_a_job_needs_an_object_with_a_text(body: object) -> None:
-    with pytest.raises(RefusedError):
-        Answers(Contents(captured(4)), read=lambda text, report: captured(4)).prepare("capture", body)
 
 
 def test_a_job_sends_its_lines_to_whoever_takes_them() -> None:
@@ -72,6 +49,7 @@ def test_a_job_sends_its_lines_to_whoever_takes_them() -> None:
     assert len(answers.contents.texts) == 2
 
 
+@pytest.mark.at_length("test_a_wrong_request_is_refused")
 def test_answers_need_no_web_server() -> None:
     """A widget answers where the extra `app` is not installed."""
     program = (

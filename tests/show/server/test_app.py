@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from io import StringIO
 from pathlib import Path
@@ -26,7 +25,7 @@ from regard.show.data.shown_text import ShownText
 from regard.show.server.access_secrets import can_tell_users, is_own_process
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
+from regard.show.server.guard import HEADERS, BoundAddress
 from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
 from tests.captures import captured
@@ -150,25 +149,6 @@ def test_everything_the_page_asks_for_is_there(shared: BackgroundServer) -> None
     assert page.headers["content-type"].startswith("text/html")
     for path in ("early.js", "main.js", "style.css"):
         assert ask(shared, f"/web/{path}").status == 200
-
-
-def test_words_and_contributions_are_asked_for_by_name(shared: BackgroundServer) -> None:
-    words = len(ask(shared, "/api/meta").json["texts"][0]["spans"]["tokens"]["words"]) - 1
-    row = ask(shared, "/api/row?text=0&layer=0&head=1&row=3&units=words")
-    assert len(row.body) == 4 * words
-    tile = ask(shared, "/api/tile?text=0&layer=0&head=1&z=0&i=0&j=0&units=words&units_of=0")
-    assert len(tile.body) == 2 * 4 * words**2
-    for wrong in (
-        "units=letters",
-        "shade=red",
-        "shade=values",
-        "shade=logit&position=3",
-        "units=words&units_of=9",
-    ):
-        answer = ask(shared, f"/api/row?text=0&layer=0&head=1&row=3&{wrong}")
-        assert answer.status in (400, 404), wrong
-        assert "expected" in answer.json["error"], wrong
-    assert "contributions=True" in ask(shared, "/api/attribution?text=0&position=3").json["error"]
 
 
 def test_only_the_files_of_the_page_are_served(shared: BackgroundServer) -> None:
@@ -341,13 +321,6 @@ def test_where_the_system_names_no_users_the_ticket_is_the_address(monkeypatch: 
     bound_address = BoundAddress("127.0.0.1", 5)
     assert bound_address.ticket_address == bound_address.address
     assert not is_own_process(("127.0.0.1", 6), 5)
-
-
-def test_what_is_loopback() -> None:
-    assert all(is_loopback(x) for x in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
-    assert not any(is_loopback(x) for x in ("0.0.0.0", "::", "192.168.0.2", "example.org", ""))
-    assert BoundAddress("::1", 5).origin == "http://[::1]:5/"
-    assert "[::1]:5" in BoundAddress("::1", 5).hosts
 
 
 def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[..., BackgroundServer]) -> None:
@@ -548,27 +521,6 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Back
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
 
-def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
-    began, ended = threading.Event(), threading.Event()
-
-    def endless(text: str, *, tokens: int, temperature: float = 0) -> Iterator[dict[str, object]]:
-        try:
-            while True:
-                yield {"step": {}}
-                began.set()
-                time.sleep(0.01)
-        finally:
-            ended.set()
-
-    running = serve(generate=endless)
-    connection = begin(running, "/api/generate", {"text": "a"})
-    assert began.wait(HANGING)
-    assert not ended.is_set()
-    connection.close()
-    assert ended.wait(HANGING)
-    wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
-
-
 def wait_until(happens: Callable[[], bool]) -> None:
     for _ in range(600):
         if happens():
@@ -620,36 +572,6 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(
     assert "failed" not in logged.getvalue()
 
 
-def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
-    def flood(text: str, *, tokens: int, temperature: float = 0) -> Iterator[dict[str, object]]:
-        for _ in range(400):
-            yield {"step": {"token": "x" * 100_000}}
-
-    running = serve(generate=flood)
-    with closing(begin(running, "/api/generate", {"text": "a"})):
-        for _ in range(5):
-            assert ask(running, "/api/meta").status == 200
-        # Its answer is done and waits for it; the model is free again.
-        wait_until(lambda: ask(running, "/api/capture", body={"text": "a b"}).status == 200)
-
-
-def test_ten_clients_at_once_all_get_their_numbers(serve: Callable[..., BackgroundServer]) -> None:
-    seen = captured(300, layers=2)
-    running = serve(seen)
-    maps = {(layer, head): seen[layer, head][0].to_dense() for layer in range(2) for head in range(4)}
-
-    def client(number: int) -> bool:
-        for turn in range(6):
-            layer, head, row = turn % 2, (number + turn) % 4, (37 * number + turn) % 300
-            got = ask(running, f"/api/row?text=0&layer={layer}&head={head}&row={row}").floats
-            torch.testing.assert_close(got, maps[layer, head][row], rtol=1e-4, atol=1e-6)
-            assert ask(running, f"/api/tile?text=0&layer={layer}&head={head}&z=1&i=0&j=0").status == 200
-        return True
-
-    with ThreadPoolExecutor(10) as clients:
-        assert all(clients.map(client, range(10)))
-
-
 def test_work_that_nobody_waits_for_is_dropped(
     serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -689,23 +611,6 @@ def test_more_than_it_can_do_is_refused_kindly(serve: Callable[..., BackgroundSe
     assert "try again" in answer.json["error"]
 
 
-def test_a_port_that_is_taken_is_said(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
-    with pytest.raises(ValueError, match=rf"127.0.0.1:{running.bound_address.port} cannot be served"):
-        BackgroundServer(Site(Contents(captured())), port=running.bound_address.port)
-
-
-def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., BackgroundServer]) -> None:
-    slow = Slow()
-    running = serve(read=slow)
-    with closing(begin(running, "/api/capture", {"text": "a"})):
-        assert slow.began.wait(HANGING)
-        running.close()
-        assert slow.stopped.wait(HANGING)
-    with pytest.raises(ConnectionError):
-        ask(running, "/api/meta")
-
-
 def test_it_cuts_connections_whose_answers_do_not_come_in_time(
     serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -720,13 +625,6 @@ def test_it_cuts_connections_whose_answers_do_not_come_in_time(
         with suppress(ConnectionResetError):
             assert client.recv(1) == b""
     go_on.set()
-
-
-def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(read=lambda text, tell: Capture())
-    lines = ask(running, "/api/capture", body={"text": "a"}).lines
-    assert "expected at least one captured layer" in lines[-1]["error"]
-    assert ask(running, "/api/meta").status == 200
 
 
 def test_a_text_that_was_removed_has_no_answer_and_is_no_error(

@@ -68,15 +68,6 @@ def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Callable[..., B
     assert ask(running, "/api/remove", body={"text": 0}).status == 400
 
 
-def test_predictions_are_served_by_position(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
-    found = ask(running, "/api/prediction?text=0&position=3").json
-    assert (found["position"], len(found["likeliest"])) == (3, 10)
-    assert ask(running, "/api/prediction?text=0&position=12").status == 404
-    assert ask(running, "/api/prediction?text=0").status == 400
-    assert ask(running, "/api/prediction?text=0&position=-1").status == 400
-
-
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -96,12 +87,6 @@ def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(
     answer = ask(running, "/api/cut", body=body, headers={"content-type": "application/json"})
     assert (answer.status, message in answer.json["error"]) == (status, True)
     assert len(ask(running, "/api/meta").json["texts"]) == 1
-
-
-def test_without_a_model_there_is_nothing_to_cut(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(run_cut=None)
-    assert ask(running, "/api/meta").json["can"]["cut"] is False
-    assert ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).status == 404
 
 
 def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Callable[..., BackgroundServer]) -> None:

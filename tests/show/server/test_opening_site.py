@@ -116,10 +116,3 @@ def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who
         assert answer.headers["vary"] == "accept-encoding"
     assert {body for _, body in bodies.values()} == {bodies["identity"][1]}
     assert [kind for kind, _ in bodies.values()] == [None, "gzip", "gzip", None, None]
-
-
-def test_long_answers_are_compressed(running: BackgroundServer, begin: Callable[..., Any]) -> None:
-    site_of(running).open(Site(Contents(captured(64))))
-    plain, small = (begin(running, "api/meta", accept_encoding=name) for name in ("identity", "gzip"))
-    assert small.headers["content-encoding"] == "gzip"
-    assert json.loads(gzip.decompress(small.read())) == json.load(plain)

@@ -114,11 +114,25 @@ def _judge_mlp(name: str, mlp: nn.Module) -> Outcome | None:
     bend = mlp(a + b) - mlp(a) - mlp(b) + mlp(torch.zeros_like(a))  # 0 if it is linear
     if bend.abs().max() < TOLERANCE:
         return named_mistake(name, "mlp-without-activation")
+    if _has_softmax(mlp, a):
+        return named_mistake(name, "softmax-as-activation")
     # GELU, ReLU and their like give hardly anything below 0; the last linear layer gives both signs alike.
     if mlp(torch.cat([a, b])).min() > -0.3:
         said = "the MLP ends with its activation, so that it can hardly take anything away from the stream"
         return Outcome(name, "wrong", said, hint=MLP)
     return None
+
+
+def _has_softmax(mlp: nn.Module, x: Tensor) -> bool:
+    """Whether what a linear layer of the MLP gets sums to 1, along whichever axis."""
+    read: list[Tensor] = []
+    layers = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])) for layer in layers]
+    mlp(x)
+    for hook in hooks:
+        hook.remove()
+    sums = [hidden.sum(axis) for hidden in read for axis in range(hidden.ndim)]
+    return any(largest_difference(each, torch.ones_like(each)) < TOLERANCE for each in sums)
 
 
 def _run(

@@ -20,6 +20,7 @@ from regard.learn.judges.tables.verdicts import (
     check_attention,
     draw,
     example_picture,
+    find_dropout_elsewhere,
 )
 from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
@@ -117,7 +118,8 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     outcome = check_attention(
         "Head", thing, done, hints=MISTAKE_HINTS, effects=EFFECTS, init=INIT, causal=True
     )
-    if outcome.mistake == "dropout-on-scores" and _drops_weights(thing):
+    elsewhere = find_dropout_elsewhere("Head", thing, INIT, torch.randn(2, 6, 24))
+    if outcome.mistake == "dropout-on-scores" and elsewhere is None:
         said = (
             "after dropout your weights are divided by their sum again. Dropout has already enlarged those "
             "that it keeps, by 1 / (1 − p): a row sums to 1 on average, and not each time"
@@ -126,16 +128,7 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     if outcome.status != "done":
         return outcome
     # The checker accepts dropout wherever it is right on average; the lesson asks for it on the weights.
-    if not _drops_weights(thing):
-        said = "in training no weight is dropped: dropout acts on something else than the weights"
-        return Outcome("Head", "wrong", said)
-    return replace(outcome, picture=_picture(thing))
-
-
-def _drops_weights(thing: Any) -> bool:
-    """Whether in training some of the visible weights are 0."""
-    _, dropped = attend(thing(**INIT | {"dropout": 0.5}).train(), torch.randn(2, 6, 24))
-    return bool((dropped.tril() == 0).sum() > (torch.ones(2, 6, 6).tril() == 0).sum())
+    return elsewhere or replace(outcome, picture=_picture(thing))
 
 
 def _find_parameter(thing: Any) -> Outcome | None:

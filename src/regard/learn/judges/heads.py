@@ -18,6 +18,7 @@ from regard.learn.judges.tables.verdicts import (
     check_attention,
     draw,
     example_picture,
+    find_dropout_elsewhere,
 )
 from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
@@ -46,6 +47,7 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
         if outcome.status != "done":
             break
     wrong = find_wrong_output(NAME, thing(**INIT), x, 4, "the concatenated heads", outcome)
+    wrong = wrong or find_dropout_elsewhere(NAME, thing, INIT, x)
     return wrong or replace(outcome, picture=_picture(thing))
 
 

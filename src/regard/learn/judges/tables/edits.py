@@ -51,6 +51,8 @@ def definition(noun: str, name: str) -> str:
     return definition_of(_solution(noun), name)
 
 
+# Parsing takes most of the time in which a judge goes through its wrong ways.
+@cache
 def statements_with(noun: str, name: str, parts: str) -> str:
     """Return the statements of a definition that hold a part; of several lines each is a part."""
     text = definition(noun, name)
@@ -62,6 +64,7 @@ def statements_with(noun: str, name: str, parts: str) -> str:
     return "; ".join(source for source in sources if any(part in source for part in parts.split("\n")))
 
 
+@cache
 def lines_to_write(noun: str, name: str) -> str:
     """Return the statements of a definition that the learner writes."""
     return "; ".join(marked_statements(definition(noun, name)))

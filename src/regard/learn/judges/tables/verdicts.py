@@ -90,6 +90,13 @@ def find_overwritten(name: str, arguments: Sequence[Any], originals: Sequence[An
     return None
 
 
+def find_dropout_elsewhere(name: str, cls: Any, init: dict[str, Any], x: Tensor) -> Outcome | None:
+    """Return the outcome for a causal module whose dropout leaves the weights alone; else None."""
+    dropped = attend(cls(**init | {"dropout": 0.5}).train(), x)[1]  # (…, T, T)
+    visible = torch.ones(dropped.shape[-2:], dtype=torch.bool).tril()
+    return None if (dropped[..., visible] == 0).any() else named_mistake(name, "dropout-on-values")
+
+
 def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
     """Return whether another thing of the learner's file, which a task needs, is right already."""
     try:
