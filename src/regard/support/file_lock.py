@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import sys
+import time
 import warnings
 import weakref
 from contextlib import suppress
@@ -22,6 +23,9 @@ from regard.support.files import write_error
 if sys.platform != "win32":
     import fcntl
 
+PATIENCE = 0.5
+"""For so many seconds a lock is tried again: a child that a killed owner had just forked may not have run yet, to
+let go of the lock."""
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # from a file system without flock
 
 
@@ -38,14 +42,19 @@ class FileLock:
     """
 
     def __init__(self, path: Path, name: str, place: Path) -> None:
-        try:
-            descriptor = _open_locked(path)
-        except BlockingIOError as error:
-            raise InUseError(
-                f"{name}: {place} is in use by {error}: wait until it ends, or choose another place"
-            ) from None
-        except OSError as error:
-            raise write_error(name, place, error) from None
+        deadline = time.monotonic() + PATIENCE
+        descriptor = -1
+        while descriptor < 0:
+            try:
+                descriptor = _open_locked(path)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise InUseError(
+                        f"{name}: {place} is in use by {error}: wait until it ends, or choose another place"
+                    ) from None
+                time.sleep(0.02)
+            except OSError as error:
+                raise write_error(name, place, error) from None
         self._descriptor = descriptor
         _held.add(self)
         # finalize also runs at the end of the interpreter, where `__del__` of objects in cycles may not.
