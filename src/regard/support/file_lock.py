@@ -24,8 +24,8 @@ if sys.platform != "win32":
     import fcntl
 
 PATIENCE = 0.5
-"""For so many seconds a lock is tried again: a child that a killed owner had just forked may not have run yet, to
-let go of the lock."""
+"""For so many seconds a lock is tried again: a child that a killed owner had just forked may not have run
+yet, to let go of the lock."""
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # from a file system without flock
 
 
