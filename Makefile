@@ -139,7 +139,7 @@ format: $(READY) $(NODE)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --device cpu
-	$(BIN)/python -m benchmarks.capture --encoder
+	$(BIN)/python -m benchmarks.capture --model encoder
 	$(BIN)/python -m benchmarks.training --device cpu
 
 # Runs from the source tree with nothing but PyTorch and Triton, as GPU machines often have.

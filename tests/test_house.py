@@ -64,8 +64,6 @@ MAX_LINES, MAX_MODULES = 450, 18
 LONGER = {
     "checker/interpretation/understand.py",
     "recorder/contributions/stream_recorder.py",
-    "recorder/recording.py",
-    "recorder/result.py",
     "recorder/sources/listener.py",
     "recorder/sources/sdpa.py",
 }

@@ -18,7 +18,7 @@ from regard.recorder.certificates.certificate import (
     sampled_rows,
 )
 from regard.recorder.certificates.examination import examine
-from regard.recorder.certificates.row_products import multiply_by_blocks, multiply_rows
+from regard.recorder.certificates.row_products import multiply_rows
 from tests import strategies, truth
 
 
@@ -95,17 +95,20 @@ def test_joined_evidence_keeps_what_is_wrong_with_either_part() -> None:
 def test_rows_by_blocks_of_keys_are_the_products_of_whole_rows(
     mask: regard.Mask, G: int, T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_products, "BLOCK_BYTES", 1 << 17)
+    monkeypatch.setitem(row_products.BLOCK_BYTES, "cpu", 1 << 17)
     monkeypatch.setattr(row_products, "KEYS_OF_SUM", 48)  # which does not divide the number of keys
     draw = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, h, n, 16, generator=draw).to(dtype) for h, n in ((4, T), (G, 640), (G, 640)))
     m, rows = regard.attention_map(q, k, mask=mask), sampled_rows(T)
-    expected, products = multiply_rows(m.tile(rows), v.float()), multiply_by_blocks(m, rows, v)
-    # The weights are two numbers of half precision: off by 2⁻¹⁷, far from the 2⁻⁷ that the dtype allows.
-    torch.testing.assert_close(products.weighted, expected.weighted, rtol=1e-5, atol=2e-5)
-    torch.testing.assert_close(products.sums, expected.sums)
-    # The sizes are those of half precision.
-    torch.testing.assert_close(products.sizes, expected.sizes, rtol=0.01, atol=0.01)
+    weights, values = m.tile(rows), v.float().repeat_interleave(4 // G, 1)
+    for quick in (True, False):
+        products = multiply_rows(m, rows, v, quick=quick)
+        # A weight of half precision is off by 2⁻⁹, an eighth of what the dtype of the output allows.
+        rounding = 2.0**-8 if quick and dtype == torch.bfloat16 else 1e-5
+        sizes = weights @ values.abs()
+        assert ((products.weighted - weights @ values).abs() <= rounding * sizes + 2e-5).all()
+        torch.testing.assert_close(products.sums, weights.sum(-1))
+        torch.testing.assert_close(products.sizes, sizes, rtol=rounding, atol=1e-4)
 
 
 def test_calls_of_equal_sizes_are_judged_as_each_is_alone() -> None:

@@ -14,10 +14,10 @@ from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.recorder import sizes
+from regard.recorder import sizes, summary, waiting_call
 from regard.recorder.storage import stores
 from regard.recorder.storage.folder import StoredLayer
-from regard.recorder.summary import LayerSummary
+from regard.recorder.summary import LayerSummary, summarise
 from tests.sampling import examples
 
 
@@ -257,6 +257,38 @@ def test_statistics_only(tmp_path: Path) -> None:
     assert regard.load(tmp_path).layer(0).summary.entropy.shape == (2, 4, 50)
     with pytest.raises(ValueError, match="store: expected 'maps' or 'statistics', got 'all'"):
         regard.capture(model, store="all")
+
+
+def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of texts of every map that is summarised from now on."""
+    found: list[int] = []
+
+    def counted(m: regard.AttentionMap) -> LayerSummary:
+        found.append(m.matrix[0])
+        return summarise(m)
+
+    monkeypatch.setattr(summary, "summarise", counted)
+    return found
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(1 << 26, [4]), (0, [1, 1, 1, 1]), (30_000, [2, 2])])
+def test_statistics_wait_for_the_forward_pass_in_little_memory(
+    limit: int, batches: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
+    whole = regard.capture(model, inputs=ids)
+    monkeypatch.setitem(waiting_call.WAITING_BYTES, "cpu", limit * waiting_call.SUMMARY_SHARE)
+    found = count_batches(monkeypatch)
+    seen = regard.capture(model, inputs=ids, store="statistics")
+    assert found == batches
+    seen.save(tmp_path)
+    pairs = zip(seen.layers, regard.load(tmp_path).layers, whole.layers, strict=True)
+    for layer, stored, with_map in pairs:
+        assert layer.evidence == with_map.evidence
+        for a, b, c in zip(layer.summary, stored.summary, with_map.summary, strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, c, rtol=1e-6, atol=1e-7)
+            assert a.untyped_storage().nbytes() <= layer.nbytes  # and no other layer's
 
 
 def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -29,39 +29,28 @@ from regard.attention.masks.base import Mask
 from regard.support.cell_output import text_output
 
 
+class AttendOptions(TypedDict, total=False):
+    """The options of `attend`, which describes them, but for `return_lse`."""
+
+    mask: Mask | Tensor | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+    backend: str
+    group: Any
+    order: Order
+
+
 @overload
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Mask | Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    return_lse: Literal[False] = False,
-    backend: str = "auto",
-    group: Any = None,
-    order: Order = "contiguous",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[AttendOptions]
 ) -> Tensor: ...
 
 
 @overload
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Mask | Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    return_lse: Literal[True],
-    backend: str = "auto",
-    group: Any = None,
-    order: Order = "contiguous",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[AttendOptions]
 ) -> tuple[Tensor, Tensor]: ...
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
@@ -35,8 +36,7 @@ from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.adapt import adapt
-from regard.checker.subject.construct import add_promises
+from regard.checker.subject.adapt import adapt, add_promises
 from regard.checker.subject.reply import error_place
 from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
@@ -121,7 +121,8 @@ def check(
             _run_probes(session)
             name_by_own_check(session, own_check)
             return _assemble(session, started, strict=strict)
-        if (run := find_model(thing, given, call or {}, device)) is not None:
+        is_built_of_layers = isinstance(thing, nn.Module | type)
+        if is_built_of_layers and (run := find_model(thing, given, call or {}, device)) is not None:
             # Here, since an attention alone needs neither this nor the recorder, half a second of imports.
             from regard.checker.whole_models.model_check import check_model
 

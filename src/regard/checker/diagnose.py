@@ -49,13 +49,9 @@ class VariantMatcher:
         self.observations.sort(
             key=lambda o: (self.error(CORRECT, o) < TOLERANCE, o.question.q.numel() * o.question.k.shape[-2])
         )
-        self._possible = self._find_possible()
-
-    def _find_possible(self) -> set[str]:
-        """Return the fields of a variant that can make a difference in these questions."""
-        wiring, questions = self.intent.wiring, [o.question for o in self.observations]
-        absent = {name for name in ACTS_ON if all(lacks(name, question, wiring) for question in questions)}
-        return {f.name for f in fields(AttentionVariant)} - absent
+        # The fields of a variant that can make a difference in these questions.
+        absent = {n for n in ACTS_ON if all(lacks(n, o.question, intent.wiring) for o in self.observations)}
+        self._possible = {field.name for field in fields(AttentionVariant)} - absent
 
     def can_differ(self, change: Change) -> bool:
         """Return whether a change of fields can make a difference in these questions."""
@@ -82,19 +78,14 @@ class VariantMatcher:
         # Approximate matches ask again what exact ones have asked.
         key = (variant, id(observation))
         if key not in self._errors:
-            self._errors[key] = self._error(variant, observation)
+            answer = self.predict(variant, observation)
+            error = math.inf if answer is None else relative_error(observation.answer, answer)
+            if answer is not None and error < TOLERANCE and variant.masking != "nan":
+                finite = answer.output.isfinite() & observation.answer.output.isfinite()
+                counted = finite if answer.free is None else finite & ~answer.free
+                error = error if bool(counted.any()) else math.inf
+            self._errors[key] = error
         return self._errors[key]
-
-    def _error(self, variant: AttentionVariant, observation: Observation) -> float:
-        answer = self.predict(variant, observation)
-        if answer is None:
-            return math.inf
-        error = relative_error(observation.answer, answer)
-        if not error < TOLERANCE or variant.masking == "nan":
-            return error
-        finite = answer.output.isfinite() & observation.answer.output.isfinite()
-        counted = finite if answer.free is None else finite & ~answer.free
-        return error if bool(counted.any()) else math.inf
 
     def fits(self, variant: AttentionVariant, tolerance: float = TOLERANCE) -> float | None:
         """Return the largest error over all observations, or None if one exceeds the tolerance."""
@@ -157,17 +148,13 @@ def diagnose_blocks(observation: Observation, intent: Intent, sizes: list[int]) 
 def _best_first(matches: list[Match], source: str) -> list[Match]:
     """Return each set of mistakes once, the most plausible first."""
     order = list(CATALOGUE)
-    unique: dict[tuple[str, ...], Match] = {}
 
     def complexity(match: Match) -> tuple[int, bool, int, int, int]:
-        return (
-            len(match.names),
-            not CATALOGUE[match.names[0]].layouts,  # a mistake of this very layout comes first
-            _contradicts_source(match, source),
-            match.decisions,
-            order.index(match.names[0]),
-        )
+        name, contradicts = match.names[0], _contradicts_source(match, source)
+        # A mistake of this very layout comes first.
+        return len(match.names), not CATALOGUE[name].layouts, contradicts, match.decisions, order.index(name)
 
+    unique: dict[tuple[str, ...], Match] = {}
     for match in sorted(matches, key=complexity):
         unique.setdefault(match.names, match)
     return list(unique.values())
@@ -193,18 +180,15 @@ def _find_approximate(matchers: list[VariantMatcher], singles: list[tuple[str, C
 
     They must be ten times closer to the code's numbers than correct attention is.
     """
-    near: list[Match] = []
-    rights = []
-    for matcher in matchers[:2]:
-        errors = [matcher.error(CORRECT, observation) for observation in matcher.observations]
-        rights.append(max((error for error in errors if math.isfinite(error)), default=0.0))
-    right = min(rights, default=0.0)
-    for matcher in matchers[:2]:
-        for name, change in singles:
-            error = matcher.fits(replace(CORRECT, **change), tolerance=min(0.02, right / 10))
-            if error is not None:
-                near.append(Match((name,), error))
-    return near
+    errors = [[matcher.error(CORRECT, o) for o in matcher.observations] for matcher in matchers[:2]]
+    rights = [max(filter(math.isfinite, own), default=0.0) for own in errors]
+    tolerance = min(0.02, min(rights, default=0.0) / 10)
+    return [
+        Match((name,), error)
+        for matcher in matchers[:2]
+        for name, change in singles
+        if (error := matcher.fits(replace(CORRECT, **change), tolerance)) is not None
+    ]
 
 
 def explain_parts(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:

@@ -2,8 +2,8 @@
 
 The programs are those of `programs.toml`. `regard explain-mistake` shows their text, and so the program that
 it runs: a snippet has the lines that differ between a program and the one with a mistake, the headers around
-them, and the steps of attention as far as there is room. Each property of `properties.toml` is one test, in a
-version for every template to which it applies.
+them, and the nearest lines of the same function as far as there is room. Each property of `properties.toml`
+is one test, in a version for every template to which it applies.
 """
 
 from __future__ import annotations
@@ -91,15 +91,6 @@ def example_program(mistake: Mistake) -> str:
 
 
 LENGTH = 12  # lines, unless the mistake itself has more
-# The steps of attention, the most telling first.
-_STEPS = (
-    r"softmax\(",
-    r"@ k\.|k\.mT|einsum",
-    r"@ v\b",
-    r"scores\.masked_fill\(~",
-    r"/ math\.sqrt|D\*\*",
-    r"\breturn\b",
-)
 
 _OPENS_BLOCK = re.compile(r":\s*(#.*)?$")
 
@@ -123,7 +114,7 @@ def make_snippet(mistake: Mistake, kind: str | None = None) -> list[SnippetLine]
     kept = set(changed)
     for i in changed:
         kept |= _headers(lines, i)
-    for i in (*_definitions(lines, changed), *_steps(lines, changed), *_neighbours(lines, changed)):
+    for i in _neighbours(lines, changed):
         headers = _headers(lines, i)
         more = kept | {i, *headers}
         # An `elif` or `else` without its `if` would read as another program.
@@ -179,36 +170,14 @@ def _function(lines: list[SnippetLine], index: int) -> int:
     return max((i for i in range(index + 1) if re.match(r"\s*def ", lines[i].text)), default=0)
 
 
-def _steps(lines: list[SnippetLine], changed: list[int]) -> list[int]:
-    """Return the steps of attention, the most telling first: in the changed functions, or else in all."""
-    steps = [i for step in _STEPS for i, line in enumerate(lines) if re.search(step, line.text)]
-    functions = {_function(lines, i) for i in changed}
-    # A constructor has no step of attention, so that those of the other functions say what it is about.
-    if all("__init__" in lines[i].text for i in functions):
-        return steps
-    return [i for i in steps if _function(lines, i) in functions]
-
-
 def _neighbours(lines: list[SnippetLine], changed: list[int]) -> list[int]:
     """Return the unchanged lines around the changed ones, in the same function, the nearest first."""
-    near = [
-        (min(abs(i - j) for j in changed if _function(lines, i) == _function(lines, j)), i)
-        for i, line in enumerate(lines)
-        if line.mark == " " and _function(lines, i) in {_function(lines, j) for j in changed}
-    ]
-    return [i for _, i in sorted(near)]
-
-
-def _definitions(lines: list[SnippetLine], changed: list[int]) -> list[int]:
-    """Return the lines before the changed ones that define the names used there, apart from the steps'."""
-    names = {name for i in changed for name in re.findall(r"\b\w+\b", lines[i].text)}
-    functions = {_function(lines, i) for i in changed}
-    earlier = [i for i in range(changed[-1]) if lines[i].mark == " " and _function(lines, i) in functions]
-    found = []
-    for name in sorted(names - {"q", "k", "v", "scores", "weights", "out", "x", "B", "T", "C"}):
-        pattern = re.compile(rf"\s*[\w, ]*\b{re.escape(name)}\b[\w, ]*=[^=]")
-        found += [i for i in earlier if pattern.match(lines[i].text) and _is_complete(lines, i)][-1:]
-    return found
+    near = {
+        i: min((abs(i - j) for j in changed if _function(lines, i) == _function(lines, j)), default=0)
+        for i in range(len(lines))
+        if i not in changed
+    }
+    return sorted((i for i in near if near[i]), key=near.__getitem__)
 
 
 def _is_complete(lines: list[SnippetLine], index: int) -> bool:

@@ -21,9 +21,9 @@ from regard.checker.probes.behaviour import visible_heads, visible_tokens
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
-from regard.checker.subject.adapt import adapt
+from regard.checker.subject.adapt import adapt, add_promises
 from regard.checker.subject.call_tensors import arguments_of, spell
-from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
+from regard.checker.subject.construct import SIZES, constructor_arguments
 from regard.checker.subject.subject import Subject
 
 # The layouts of functions on split heads.
@@ -90,15 +90,15 @@ def pair_with_reference(
     if "causal" in subject.arguments and "causal" in theirs.arguments:
         always["flag"] = options.get("causal") is True
     theirs_session = prepare_reference(theirs, subject, always, options)
-    calls = [
-        _open_session(call, theirs_session.cases, options)
-        for call in _calls(subject, theirs_session.subject, options)
-    ]
-    if theirs.layout in HEADS and all(call.understanding.first.answer is None for call in calls):
-        # A kernel may take only lengths and widths of certain multiples.
-        wide = replace(theirs_session.cases, multiple=64, powers=True)
+    wide = replace(theirs_session.cases, multiple=64, powers=True)
+    # A kernel may take only lengths and widths of certain multiples.
+    for cases in (theirs_session.cases, wide) if theirs.layout in HEADS else (theirs_session.cases,):
+        ways = _calls(subject, theirs_session.subject, options)
+        calls = [_open_session(call, cases, options) for call in ways]
+        if any(call.understanding.first.answer is not None for call in calls):
+            break
+    if calls[0].cases is wide:
         theirs_session = _open_session(theirs_session.subject, wide, options)
-        calls = [_open_session(call.subject, wide, options) for call in calls]
     references = [theirs_session]
     # Code without a flag is always causal or never, so that the reference is asked both ways.
     if "causal" in theirs.arguments and "causal" not in subject.arguments:
@@ -196,7 +196,7 @@ def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> Ch
 def _calls(subject: Subject, reference: Subject, options: dict[str, Any]) -> list[Subject]:
     """Return the ways to call the code: like the reference first, then in other layouts and with its flag."""
     if (kernel := reference.kernel_layout) is not None:
-        same = [layout for layout in subject.kernel_layouts if type(layout) is type(kernel)]
+        same = [layout for layout in subject.kernel_layouts if layout.kind == kernel.kind]
         return [subject.replaced(kernel_layout=layout) for layout in same or subject.kernel_layouts]
     layouts = [reference.layout]
     if reference.layout in HEADS:

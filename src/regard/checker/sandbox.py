@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -71,10 +72,7 @@ def run_in_process(
         return last
     if "error" in last:
         raise CheckError(_add_memory_hint(str(last["error"]), memory))
-    phase = last.get("phase", "starting")
-    if not worker.end:
-        raise CheckError(_describe_timeout(phase, place, spec, timeout))
-    raise CheckError(_describe_end(worker.end, phase, place, spec, memory))
+    raise CheckError(_describe_end(worker.end, last.get("phase", "starting"), place, spec, timeout, memory))
 
 
 @dataclass
@@ -113,13 +111,9 @@ def run(
     """
     with Supervision("check") as processes:
         paths = [processes.folder / f"result-{rank}" for rank in range(ranks)]
+        store = str(processes.folder / "store")
         for rank, path in enumerate(paths):
-            own = {
-                "rank": rank,
-                "ranks": ranks,
-                "store": str(processes.folder / "store"),
-                "result": str(path),
-            }
+            own = {"rank": rank, "ranks": ranks, "store": store, "result": str(path)}
             # With -P no file of the current folder hides a module.
             command = [sys.executable, "-P", "-m", module, json.dumps(request | own)]
             processes.start(command, _rank_environment(rank, ranks) if ranks > 1 else {})
@@ -161,21 +155,18 @@ def read_lines(result: Path) -> list[dict[str, Any]]:
         raise CheckError("the code has written into the file of its own result: no verdict") from None
 
 
-def _describe_timeout(phase: str, place: str, spec: str, timeout: float) -> str:
-    """Explain that the time was over before there was a report."""
-    if phase == "starting":
-        return f"Python and PyTorch did not start within {STARTING:g} s: is the machine busy?"
-    if phase == "importing":
-        return (
-            f"{place} was still being imported after {timeout:g} s: put code that is only for a script "
-            '(a training loop?) under if __name__ == "__main__":, or allow more time with --timeout'
+def _describe_end(end: str, phase: str, place: str, spec: str, timeout: float, memory: float) -> str:
+    """Explain why there is no report: how the process ended, or that the time was over."""
+    if not end:
+        return {
+            "starting": f"Python and PyTorch did not start within {STARTING:g} s: is the machine busy?",
+            "importing": f"{place} was still being imported after {timeout:g} s: put code that is only for a "
+            'script (a training loop?) under if __name__ == "__main__":, or allow more time with --timeout',
+        }.get(
+            phase,
+            f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: "
+            f"--timeout {timeout * 4:g}",
         )
-    more = f"--timeout {timeout * 4:g}"
-    return f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: {more}"
-
-
-def _describe_end(end: str, phase: str, place: str, spec: str, memory: float) -> str:
-    """Explain why the process ended without a report."""
     doing = {"starting": "Python and PyTorch were starting", "importing": f"{place} was being imported"}
     sentence = f"the process {end} while {doing.get(phase, f'{spec} was being checked')}"
     # An std::bad_alloc that nothing catches ends in abort().
@@ -184,15 +175,9 @@ def _describe_end(end: str, phase: str, place: str, spec: str, memory: float) ->
     return f"{sentence}: it calls os._exit or sys.exit" if end.startswith("exited") else sentence
 
 
+# Python, PyTorch's allocator, its C++ code and the operating system each have words of their own.
+_NO_MEMORY = re.compile("can't allocate memory|MemoryError|not enough memory|std::bad_alloc|Cannot allocate")
+
+
 def _add_memory_hint(message: str, memory: float) -> str:
-    # Python, PyTorch's allocator, its C++ code and the operating system each have words of their own.
-    memory_words = (
-        "can't allocate memory",
-        "MemoryError",
-        "not enough memory",
-        "std::bad_alloc",
-        "Cannot allocate",
-    )
-    if any(word in message for word in memory_words):
-        return f"{message} (the limit is {memory:g} GB: --memory)"
-    return message
+    return f"{message} (the limit is {memory:g} GB: --memory)" if _NO_MEMORY.search(message) else message

@@ -48,15 +48,16 @@ def forget_copies(subject: Subject) -> None:
 def find_matches(module: nn.Module | None, source: nn.Module | None) -> Iterator[WeightMatch]:
     """Yield the ways to give `module` the weights of `source`, the most certain first."""
     own, theirs = _parameters(module), _parameters(source)
-    names = [(name, name) for name in own]
-    if own.keys() == theirs.keys() and _same_shapes(own, theirs, names):
-        yield _match(own, theirs, names, certain=True)
+    if {name: p.shape for name, p in own.items()} == {name: p.shape for name, p in theirs.items()}:
+        copies = [(p, theirs[name]) for name, p in own.items()]
+        yield WeightMatch(copies, certain=True, pairs=[(name, name) for name in own])
         return
     yield from _match_roles(module, source)
-    # Whether there are as many is asked below.
-    in_order = list(zip(own, theirs, strict=False))
-    if len(own) == len(theirs) and _same_shapes(own, theirs, in_order):
-        yield _match(own, theirs, in_order, certain=False, how="in order")
+    if [p.shape for p in own.values()] == [p.shape for p in theirs.values()]:
+        pairs = list(zip(own, theirs, strict=True))
+        shown = ", ".join(f"{a} = {b}" for a, b in pairs[:4]) + (", …" if len(pairs) > 4 else "")
+        copies = list(zip(own.values(), theirs.values(), strict=True))
+        yield WeightMatch(copies, certain=False, note=f"weights matched in order: {shown}", pairs=pairs)
 
 
 def describe_mismatch(module: nn.Module | None, source: nn.Module | None) -> str:
@@ -72,23 +73,6 @@ def describe_mismatch(module: nn.Module | None, source: nn.Module | None) -> str
 
 def _parameters(module: nn.Module | None) -> dict[str, Tensor]:
     return {} if module is None else {name: p.detach() for name, p in module.named_parameters()}
-
-
-def _same_shapes(own: dict[str, Tensor], theirs: dict[str, Tensor], pairs: list[tuple[str, str]]) -> bool:
-    return all(own[a].shape == theirs[b].shape for a, b in pairs)
-
-
-def _match(
-    own: dict[str, Tensor],
-    theirs: dict[str, Tensor],
-    pairs: list[tuple[str, str]],
-    *,
-    certain: bool,
-    how: str = "",
-) -> WeightMatch:
-    shown = ", ".join(f"{a} = {b}" for a, b in pairs[:4]) + (", …" if len(pairs) > 4 else "")
-    note = f"weights matched {how}: {shown}" if how else ""
-    return WeightMatch([(own[a], theirs[b]) for a, b in pairs], certain, note, pairs)
 
 
 def _match_roles(module: nn.Module | None, source: nn.Module | None) -> Iterator[WeightMatch]:

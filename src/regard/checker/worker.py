@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 from regard.checker.subject.locate import locate
 
 LONGEST = 2000  # characters of an error that are handed on; the code may have written any number into it
@@ -48,15 +48,6 @@ def make_writer(result: str) -> Callable[..., None]:
             file.write(json.dumps(fields) + "\n")
 
     return write_line
-
-
-def error_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message, of a bounded length."""
-    try:
-        text = (str(error).strip().splitlines() or [""])[0]
-    except Exception:  # the author's error has a message that raises another
-        text = ""
-    return f"{type(error).__name__}: {text}"[:240]
 
 
 def run_request(work: Callable[[dict[str, Any], Callable[..., None]], Any]) -> None:

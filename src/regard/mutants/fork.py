@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from regard.checker.errors import CheckError
-from regard.checker.worker import error_line
+from regard.checker.errors import CheckError, error_line
 from regard.mutants.one_run import run_suite
 
 INTERVAL = 0.02  # seconds between two looks at the forks

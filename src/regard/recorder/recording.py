@@ -9,14 +9,13 @@ layers and heads were selected; it does not know where the tensors come from.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
-from regard.recorder.certificates.certificate import ROWS, Evidence, sampled_rows
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.generation.strips import (
@@ -29,14 +28,7 @@ from regard.recorder.generation.strips import (
     take_back_guesses,
 )
 from regard.recorder.layer import Layer, LayerId, LayerList, LayerMap
-from regard.recorder.map_preparation import (
-    MaskCopies,
-    SelectedHeads,
-    cast_map,
-    select_heads,
-    without_autocast,
-    without_gradients,
-)
+from regard.recorder.map_preparation import MaskCopies, without_autocast, without_gradients
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
 from regard.recorder.rank_group import RankGroup
@@ -46,20 +38,9 @@ from regard.recorder.sources import token_order
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
 from regard.recorder.storage.store import Store
 from regard.recorder.storage.stores import MemoryStore
-from regard.recorder.summary import LayerSummary, summarise_together, summary_size
 from regard.recorder.tokens_of_maps.token_axes import place, why_unplaced
 from regard.recorder.tokens_of_maps.token_rows import add_tokens, join_token_rows
-from regard.recorder.waiting_call import (
-    GPU_SUMMARY_WAITING_BYTES,
-    GPU_WAITING_BYTES,
-    KEPT,
-    SUMMARY_WAITING_BYTES,
-    WAITING_BYTES,
-    WaitingCall,
-    compare_calls,
-    own_tensors,
-    with_call_facts,
-)
+from regard.recorder.waiting_call import JudgedCall, WaitingCalls
 from regard.support.torch_internals import DisableTorchFunction, current_graph_task
 
 UNUSED = "the module that computed it did not use its output"
@@ -138,8 +119,7 @@ class Recording(CallReceiver):
             shard=shard,
             residual=None if stream is None else ResidualStream(),
         )
-        self._waiting: list[WaitingCall] = []
-        self._waiting_bytes = 0  # of the values and outputs of these calls
+        self._waiting = WaitingCalls(self.store, dtype, overviews)
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
@@ -189,10 +169,7 @@ class Recording(CallReceiver):
     def _amend(self, slot: Slot, **reasons: Any) -> None:
         """Add reasons to the evidence of the layer that is being recorded, where it has none."""
         with self._lock:
-            for i, x in enumerate(self._waiting):
-                if x.slot == slot:
-                    known = {name: getattr(x.call, name) or reason for name, reason in reasons.items()}
-                    self._waiting[i] = x._replace(call=x.call._replace(**known))
+            self._waiting.amend(slot, **reasons)
             if (strip := self._strips.get(slot)) is not None:
                 new = {name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()}
                 strip.evidence = dataclasses.replace(strip.evidence, **new)
@@ -234,103 +211,29 @@ class Recording(CallReceiver):
         if heads == []:
             return  # the selected heads are on other ranks
         with without_gradients(), without_autocast(call.q.device):
-            T = call.q.shape[2]
-            rows = sampled_rows(T, T if self.verify else ROWS, call.q.device)
             batch = () if self._tokens is None else self._tokens.batch
-            call = call._replace(
-                **own_tensors(call, KEPT, rows),
-                mask=self._mask_copies.own(call.mask),
-                whole_mask=None if call.whole_mask is None else self._mask_copies.own(call.whole_mask),
-                unplaced=why_unplaced(call, self.is_known(layer_id.name), self.order, batch),
-            )
-            if call.recurrence is not None:
-                recurrence = call.recurrence._replace(
-                    **own_tensors(call.recurrence, Recurrence._fields, rows)
-                )
-                call = call._replace(recurrence=recurrence)
-        self._waiting.append(WaitingCall(slot, layer_id, call, rows, heads))
-        self._waiting_bytes += call.v.nbytes + call.output.nbytes
-        if not self.store.keeps_maps:
-            self._waiting_bytes += call.q.nbytes + call.k.nbytes
-        if not self._may_wait():
+            changes = {
+                "mask": self._mask_copies.own(call.mask),
+                "whole_mask": None if call.whole_mask is None else self._mask_copies.own(call.whole_mask),
+                "unplaced": why_unplaced(call, self.is_known(layer_id.name), self.order, batch),
+            }
+            self._waiting.add(slot, layer_id, call, changes, heads, self.verify)
+        is_whole_pass = self.running > 0 and self.stream is None
+        if not (is_whole_pass and self._waiting.may_grow(not self.seen.layers)):
             self._judge_waiting()
-
-    def _may_wait(self) -> bool:
-        """Whether the calls so far may wait for the end of the forward pass."""
-        if not self.running or self.stream is not None or not self.store.can_wait:
-            return False  # a folder gets each layer as soon as it has run
-        first = self._waiting[0].call
-        device = first.q.device
-        if len(self._waiting) == 1 and not self.seen.layers:
-            nbytes = first.q.nbytes + 2 * first.k.nbytes
-            if not self.store.keeps_maps:
-                B, H, T, _ = first.q.shape
-                nbytes = first.v.nbytes + summary_size(B, H, T, first.k.shape[2])
-            has_room = self.store.has_room(nbytes, device)
-            if first.recurrence is not None or not has_room:
-                return False  # the store refuses the first layer if not all will fit
-        limits = (WAITING_BYTES, GPU_WAITING_BYTES)
-        if not self.store.keeps_maps:
-            limits = (SUMMARY_WAITING_BYTES, GPU_SUMMARY_WAITING_BYTES)
-        return self._waiting_bytes <= limits[device.type == "cuda"]
 
     def _judge_waiting(self) -> None:
         """Compare the calls that wait with the model's own output, and add them to their layers."""
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        if not waiting:
+        if (device := self._waiting.device) is None:
             return
-        with (
-            # The comparison is not the model's, and is to cost as little as it can.
-            token_order.Pause(),
-            DisableTorchFunction(),
-            without_gradients(),
-            without_autocast(waiting[0].call.q.device),
-        ):
-            maps = [self._map(x.call) for x in waiting]
-            evidence = compare_calls(waiting, maps)
-            parts = [self._selected(x, m) for x, m in zip(waiting, maps, strict=True)]
-            summaries = self._summaries(waiting, parts)
-            for x, part, own, summary in zip(waiting, parts, evidence, summaries, strict=True):
-                self._add_call(x, part, with_call_facts(x.call, own), summary)
+        # The comparison is not the model's, and is to cost as little as it can.
+        with token_order.Pause(), DisableTorchFunction(), without_gradients(), without_autocast(device):
+            for judged in self._waiting.judge(lambda slot: slot not in self._strips):
+                self._add_call(judged)
 
-    def _selected(self, waiting: WaitingCall, whole: LayerMap) -> tuple[SelectedHeads, Tensor]:
-        """Return the selected heads of a call's map, and the values of all heads."""
-        own, v = waiting.call.own_part(whole, waiting.call.v)
-        return select_heads(own, waiting.heads), v
-
-    def _summaries(
-        self, waiting: Sequence[WaitingCall], parts: Sequence[tuple[SelectedHeads, Tensor]]
-    ) -> list[LayerSummary | None]:
-        """Return the summaries of new layers, if the store keeps these only; None where there is none yet."""
-        if self.store.keeps_maps:
-            return [None] * len(waiting)
-        # A call that may continue a layer is no layer, and a map that ranks share is not whole.
-        is_new = [x.slot not in self._strips and x.call.placement is None for x in waiting]
-        maps = [part.map for (part, _), new in zip(parts, is_new, strict=True) if new]
-        found = iter(summarise_together(maps))
-        return [next(found) if new else None for new in is_new]
-
-    def _map(self, call: AttentionCall) -> LayerMap:
-        """Return a call's map, in the dtype in which it is stored."""
-        # It is cast before the comparison, so that the stored map is certified.
-        if call.recurrence is not None:
-            linear = call.recurrence.attention_map(call.q, call.k, call.scale)
-            return linear if self.dtype is None else linear.to(self.dtype)
-        m = call.attention_map()
-        if self.dtype is not None:
-            m = cast_map(m, self.dtype)
-        return m.with_overview() if self.overviews and call.whole_mask is None else m
-
-    def _add_call(
-        self,
-        waiting: WaitingCall,
-        part: tuple[SelectedHeads, Tensor],
-        evidence: Evidence,
-        summary: LayerSummary | None,
-    ) -> None:
+    def _add_call(self, judged: JudgedCall) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
-        slot, layer_id, call, _, local = waiting
-        (selected, indices, value_heads), v = part
+        (slot, layer_id, call, _, local), (selected, indices, value_heads), v, evidence, summary = judged
         values = v[:, value_heads] if self.values else None
         placement = call.placement
         if placement is not None and not isinstance(value_heads, slice):

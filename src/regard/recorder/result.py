@@ -6,15 +6,12 @@ by `regard.show`, which is imported when a picture is asked for and not before.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor
 
 from regard.maps import WeightedMap
@@ -25,9 +22,11 @@ from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out, select_stack
+from regard.recorder.fingerprint import fits, make_fingerprint
 from regard.recorder.layer import Layer, LayerList, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
 from regard.recorder.storage.folder import save
+from regard.recorder.tokens_of_maps.padding_mask import check_not_padding, token_positions
 from regard.recorder.tokens_of_maps.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -38,30 +37,6 @@ if TYPE_CHECKING:
     from regard.spans.table import SpanTable
 
 PAGES = (".html", ".htm")
-NO_TEXT = "-"  # in a fingerprint: there was no text to hash
-
-
-BY_BYTES = "bytes:"  # before a fingerprint of tensors as bytes: captures of 0.1 hashed their numbers as JSON
-
-
-def _hash(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
-
-
-def _hash_tensor(x: Tensor) -> list[Any]:
-    numbers = x.to(torch.int64).contiguous().numpy()
-    return [*x.shape, hashlib.sha256(numbers.data).hexdigest()]
-
-
-def _token_id(residual: ResidualStream, name: str, token: int | str) -> int:
-    """Return the id of a token that is given by its id or as text."""
-    if isinstance(token, str) and residual.token_id is not None:
-        return residual.token_id(token)
-    # `True` is an int, and no token.
-    if isinstance(token, bool) or not isinstance(token, int):
-        hint = ": give the tokenizer to capture(tokenizer=…) for a text" if isinstance(token, str) else ""
-        raise ValueError(f"{name}: expected the id of a token, got {token!r}{hint}")
-    return token
 
 
 @dataclass
@@ -182,7 +157,7 @@ class Capture:
     def certificate(self) -> Certificate:
         """For every layer, the evidence that its map is what the model used: that of all ranks together."""
         evidence = [layer.evidence for layer in self.layers]
-        if not self._is_as_sealed():
+        if self.fingerprint is not None and not fits(self.fingerprint, *self._sealed_data()):
             problem = "the tokens or the layers of this capture are not those that the model ran with"
             evidence = [replace(layer_evidence, problem=problem) for layer_evidence in evidence]
         if not self.elsewhere:
@@ -197,25 +172,13 @@ class Capture:
 
     def seal(self) -> None:
         """Store a hash of the tokens and layers, so that the certificate notices if they are changed."""
-        self.fingerprint = self._fingerprint()
+        self.fingerprint = make_fingerprint(*self._sealed_data())
 
-    def _is_as_sealed(self) -> bool:
-        """Return whether nothing has changed since `seal`. Text may be added where there was none."""
-        if self.fingerprint is None:
-            return True
-        sealed_run, _, sealed_text = self.fingerprint.partition(" ")
-        run, text = self._fingerprint(sealed_run.startswith(BY_BYTES)).split()
-        return run == sealed_run and sealed_text in (text, NO_TEXT)
-
-    def _fingerprint(self, by_bytes: bool = True) -> str:
-        """Return two hashes: of what ran, and of its tokens as text."""
-        tables = (self.ids, self.target_ids, self.attention_mask)
-        tokens = [None if x is None else _hash_tensor(x) if by_bytes else x.tolist() for x in tables]
+    def _sealed_data(self) -> tuple[Sequence[Tensor | None], Sequence[Any], Sequence[Any]]:
+        """Return what a fingerprint is made of: tables of tokens, the run and its text."""
         layers = [(x.key, x.name, x.heads, *x.shape, *(x.placement or ())) for x in self.layers]
-        text = [self.tokens, self.target_tokens]
-        has_text = any(x is not None for x in text)
-        run = [tokens, self.boundary, layers, *self.edits]
-        return f"{BY_BYTES if by_bytes else ''}{_hash(run)} {_hash(text) if has_text else NO_TEXT}"
+        tables = (self.ids, self.target_ids, self.attention_mask)
+        return tables, (self.boundary, layers, *self.edits), [self.tokens, self.target_tokens]
 
     @property
     def nbytes(self) -> int:
@@ -324,22 +287,7 @@ class Capture:
         """
         captured = self.layer(layer)
         m = captured.softmax_map("value-weighted attention")
-        return m.weighted(self._value_norms(captured))
-
-    def _value_norms(self, layer: Layer) -> Tensor:
-        """‖W_h v_j‖ of every key of a layer, (B, H, S)."""
-        projection = self.output_projection(layer.key)
-        if projection.is_gated:
-            raise ValueError(
-                f"layer {layer.key}: a gate multiplies what its heads add, which is then not the same for "
-                "every query: seen.attribution(token).edges(layer, head) gives it for one"
-            )
-        values = layer.values
-        if values is None:
-            raise ValueError(
-                f"layer {layer.key}: its values were not stored: capture with contributions=True"
-            )
-        return projection.value_norms(values, layer.heads)
+        return m.weighted(self.output_projection(layer).norms_of(captured))
 
     def attribution(
         self, token: int | str, against: int | str | None = None, position: int = -1, batch: int = 0
@@ -356,11 +304,12 @@ class Capture:
         residual = self._recorded_residual("attribution")
         names = [self._token_name(x) for x in (token, against) if x is not None]
         if self.target_ids is None:  # a decoder's tokens are not those that the mask is about
-            self._check_position(position, batch, sum(x.length for x in residual.passes))
+            length = sum(x.length for x in residual.passes)
+            check_not_padding(self.attention_mask, position, batch, length)
         return attribute(
             residual,
-            _token_id(residual, "token", token),
-            None if against is None else _token_id(residual, "against", against),
+            residual.id_of("token", token),
+            None if against is None else residual.id_of("against", against),
             position,
             batch,
             " against ".join(names),
@@ -382,26 +331,6 @@ class Capture:
                     if token in row:
                         return str(texts[row.index(token)])
         return ""
-
-    def _check_position(self, position: int, batch: int, length: int) -> None:
-        """Raise a ValueError if a position of the text is padding."""
-        mask = self.attention_mask
-        if mask is None or mask.shape[1] != length or not -length <= position < length:
-            return
-        if 0 <= batch < len(mask) and not mask[batch, position]:
-            tokens = mask[batch].nonzero().flatten()
-            raise ValueError(
-                f"position: expected one of the tokens of text {batch}, from {int(tokens[0])} to "
-                f"{int(tokens[-1])}, got {position}, which is padding"
-            )
-
-    def _positions(self, batch: int, length: int, stack: str) -> Tensor | slice:
-        """Return the positions of a text that are not padding."""
-        mask = self.attention_mask
-        # The mask is that of the text an encoder-decoder model reads, not of what it writes.
-        if mask is None or mask.shape[1] != length or stack == "decoder":
-            return slice(None)
-        return mask[batch].nonzero().flatten().cpu()
 
     def _recorded_residual(self, method: str) -> ResidualStream:
         if self.residual is None:
@@ -442,9 +371,11 @@ class Capture:
         if position is not None and not -T <= position < T:
             raise ValueError(f"position: expected one of the {T} tokens, got {position}")
         if position is not None and layers[0].stack != "decoder":
-            self._check_position(position, batch, T)
-        norms = [self._value_norms(layer)[batch] for layer in layers] if by == "value" else None
-        positions = self._positions(batch, T, layers[0].stack) if position is None else position
+            check_not_padding(self.attention_mask, position, batch, T)
+        norms = [self.output_projection(x.key).norms_of(x)[batch] for x in layers] if by == "value" else None
+        # The mask is that of the text an encoder-decoder model reads, not of what it writes.
+        mask = None if layers[0].stack == "decoder" else self.attention_mask
+        positions = token_positions(mask, batch, T) if position is None else position
         return roll_out([layer.softmax_map("rollout")[batch] for layer in layers], positions, norms)
 
     def show(self, **options: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap, LinearAttentionMap
+from regard.recorder.map_batches import batch_kind, join_maps
 
 CELLS = 256  # the largest number of rows and of columns of the overview
 
@@ -48,34 +49,18 @@ def summarise_together(maps: Sequence[AttentionMap | LinearAttentionMap]) -> lis
     """
     alike: dict[object, list[int]] = {}
     for i, m in enumerate(maps):
-        alike.setdefault(_settings(m) or i, []).append(i)
+        alike.setdefault(batch_kind(m) or i, []).append(i)
     summaries: dict[int, LayerSummary] = {}
     for numbers in alike.values():
-        joined = summarise(_join([maps[i] for i in numbers]))
         if len(numbers) == 1:
-            summaries[numbers[0]] = joined
+            summaries[numbers[0]] = summarise(maps[numbers[0]])
             continue
+        joined = summarise(join_maps([m for i in numbers if isinstance(m := maps[i], AttentionMap)]))
         for i, parts in zip(numbers, zip(*(x.chunk(len(numbers)) for x in joined), strict=True), strict=True):
             part = LayerSummary._make(parts)
             # Nearly all of it, in memory of its own: a layer that is kept alone is not to keep the others'.
             summaries[i] = part._replace(mass=part.mass.clone(), max=part.max.clone())
     return [summaries[i] for i in range(len(maps))]
-
-
-def _settings(m: AttentionMap | LinearAttentionMap) -> tuple[object, ...] | None:
-    """What maps must have in common to be summarised as one batch; None if a map is summarised alone."""
-    if not isinstance(m, AttentionMap) or m.sinks is not None or m.kept is not None or 0 in m.matrix:
-        return None
-    if not all(mask.positional for mask in m.mask.conjuncts()):
-        return None  # it may belong to one text or head
-    return m.mask, m.q.shape, m.k.shape, m.q.dtype, m.lse.dtype, m.device, m.scale, m.softcap
-
-
-def _join(maps: Sequence[AttentionMap | LinearAttentionMap]) -> AttentionMap | LinearAttentionMap:
-    """The maps of several layers as one of a larger batch."""
-    if len(maps) == 1:
-        return maps[0]
-    return maps[0]._with(**{name: torch.cat([getattr(m, name) for m in maps]) for name in ("q", "k", "lse")})
 
 
 def summary_size(B: int, H: int, T: int, S: int, itemsize: int = 4) -> int:

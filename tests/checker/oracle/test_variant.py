@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import regard
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Affine, Rotation, Wiring
+from tests.checker.oracle.by_steps import answer_by_steps
 
 
 def normal(*shape):
@@ -37,6 +39,8 @@ QUESTIONS = {
     "both sides": {"window": 2, "ahead": 1},
     "softcap": {"causal": True, "softcap": 2.0},
     "not causal": {"flag": False},
+    "a row without a visible key": {"mask": MASK & (torch.arange(6) != 2)[:, None]},
+    "ALiBi": {"rule": regard.causal & regard.alibi(4)},
     "bias": {"bias": torch.linspace(-1, 1, 36, dtype=torch.float64).view(6, 6)},
 }
 
@@ -44,7 +48,10 @@ QUESTIONS = {
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_correct_variant_is_the_oracle(name):
     case = question(**QUESTIONS[name])
-    assert relative_error(CORRECT.answer(case, Wiring()), expected_answer(case, Wiring())) < 1e-14
+    answer, expected = CORRECT.answer(case, Wiring()), answer_by_steps(case, Wiring())
+    assert relative_error(answer, expected) < 1e-14
+    torch.testing.assert_close(answer.lse, expected.lse)
+    torch.testing.assert_close(answer.weights, expected.weights)  # zeros in a row without a visible key
 
 
 def test_the_correct_variant_is_the_oracle_with_weights_biases_and_a_cache():
@@ -55,7 +62,7 @@ def test_the_correct_variant_is_the_oracle_with_weights_biases_and_a_cache():
     x = normal(2, 7, 20)
     for start in (0, 4):
         case = Question("output", x[:, start:], x, x, causal=True)
-        assert relative_error(CORRECT.answer(case, wiring), expected_answer(case, wiring)) < 1e-14
+        assert relative_error(CORRECT.answer(case, wiring), answer_by_steps(case, wiring)) < 1e-14
 
 
 # They show only in scores that norms would make small.

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 import pytest
 import torch
 
-from regard.checker.subject.reply import FunctionState
+from regard.checker.subject.source import FunctionState
 
 COUNT, LATEST = 0, None
 MEMO, TABLE = collections.defaultdict(list), torch.zeros(3)

@@ -18,7 +18,6 @@ from torch.nn import Parameter
 from regard.attention.backends import fused_attention
 from regard.attention.backends.choice import choose, forced_backend, run
 from regard.attention.backends.problem import AttentionProblem, prepare, with_four_dimensions
-from regard.attention.backends.settled_length import SettledLength
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
 from regard.support.torch_internals import (
@@ -147,28 +146,23 @@ def find_plan(
         dtype, device = q.dtype, q.device
         if not (k.dtype is dtype is v.dtype and k.device == device == v.device):
             return None, None
-        shape, k_shape, v_shape, k_step, v_step = q.shape, k.shape, v.shape, k.stride(), v.stride()
+        shape, k_shape, v_shape = q.shape, k.shape, v.shape
         others = (
             q.stride(), dtype, device, scale, softcap, dropout, backend, _forced_backend(), needs_grad,
             flash_sdp_enabled() if q.is_cpu else _settings(),
         )  # fmt: skip
-        # The hash of a mask takes a microsecond.
-        key: tuple[Any, ...] = (shape, k_shape, v_shape, k_step, v_step), mask is causal or mask, others
-        plan = _plans.get(key)
-        if plan is not None or shape[-2] != 1 or not (mask is None or mask is causal):
-            return plan, key
-        if not 1 < k_shape[-2] == v_shape[-2]:
-            return None, key
+        key: tuple[Any, ...]
+        if shape[-2] == 1 and (mask is None or mask is causal) and 1 < k_shape[-2] == v_shape[-2]:
+            # One query that sees every key: a cache has another length at each step, and if it is
+            # concatenated anew also other strides.
+            widths = k_shape[-1], v_shape[-1], k.stride(-1), v.stride(-1)
+            key = shape, k_shape[:-2], v_shape[:-2], widths, others
+        else:
+            # The hash of a mask takes a microsecond.
+            key = (shape, k_shape, v_shape, k.stride(), v.stride()), mask is causal or mask, others
+        return _plans.get(key), key
     except (RuntimeError, IndexError):  # a sparse tensor has no strides, a nested one no shape, a number none
         return None, None
-    # One query that sees every key: the length of a cache is another one at each step, until it settles.
-    k_lead, v_lead = tuple(k_shape)[:-2], tuple(v_shape)[:-2]
-    # Without the other strides: those of a cache that is concatenated anew change with its length.
-    any_length = (shape, k_lead, k_shape[-1], v_lead, v_shape[-1], k_step[-1], v_step[-1]), None, others
-    plan = _plans.get(any_length)
-    if plan is not None and isinstance(plan.kernel, SettledLength) and plan.kernel.has_settled(k, v):
-        _store(key, plan._replace(kernel=plan.kernel.run_cudnn))
-    return plan, any_length
 
 
 def _store(key: tuple[Any, ...], plan: Plan) -> None:

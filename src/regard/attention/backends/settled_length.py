@@ -42,16 +42,8 @@ class SettledLength:
             if self.calls >= SETTLED and not torch.cuda.is_current_stream_capturing():
                 self.calls, self.by_cudnn = 0, self._is_for_cudnn(q, k, v)
         if self.by_cudnn:
-            return self.run_cudnn(q, k, v)
+            return cudnn_attention(q, k, v, None, False, scale=self.scale)[0]
         return flash_attention(q, k, v, scale=self.scale)[0]
-
-    def has_settled(self, k: Tensor, v: Tensor) -> bool:
-        """Whether `run_cudnn` is the kernel for all calls with such keys and values from now on."""
-        return self.by_cudnn and self.sizes == (k.shape[2], k.stride(), v.stride())
-
-    def run_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The attention by cuDNN's kernel."""
-        return cudnn_attention(q, k, v, None, False, scale=self.scale)[0]
 
     def _is_for_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether PyTorch would choose cuDNN."""

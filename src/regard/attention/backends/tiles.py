@@ -17,18 +17,10 @@ from torch import Tensor
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
-from regard.attention.masks.block_lists import (
-    count_different,
-    cut_into_blocks,
-    find_visible_blocks,
-    unpack_bits,
-)
 from regard.attention.masks.grid import Blocks, blocks_between, grid
-from regard.attention.masks.memo import is_memoized, memoize_on_mask
 
 ROWS, COLS = 256, 512  # the size of one tile
 TILE_NUMBERS = 1 << 19  # scores that are computed together: 2 MiB in float32, which fits the CPU's cache
-MAX_LISTED = 1 << 28  # entries of the matrix whose visibility is kept: 32 MiB, if no two tiles are equal
 GPU_SIDE = 8  # on a GPU, tiles are this many times as long on each side, to keep it busy
 
 
@@ -46,7 +38,6 @@ class VisitedKeys(NamedTuple):
 
     keys: slice
     whole: bool
-    bits: Tensor | None = None  # (ROWS, COLS / 8) what is visible, if the mask need not be asked for it
 
 
 def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterator[TilePart]:
@@ -74,33 +65,8 @@ def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterat
 def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[VisitedKeys]]]:
     """For each block of queries, the blocks of keys in which it sees anything."""
     _, _, T, S = part.matrix
-    # A function is asked about every entry, which costs more than keeping its answers as bits.
-    if part.q.is_cpu and part.mask.asks_function and is_memoized(part.mask):
-        listed = memoize_on_mask(part.mask, ("visits", part.matrix), lambda: _list_visits(part))
-        if listed is not None:
-            return iter(listed)
     side = GPU_SIDE if part.q.is_cuda else 1
     return visits_between(part.mask, [*range(0, T, ROWS * side), T], [*range(0, S, COLS * side), S])
-
-
-def _list_visits(part: AttentionProblem) -> list[tuple[slice, list[VisitedKeys]]] | None:
-    """`visits` with the bits of every tile, or None if these take too much memory or differ between heads."""
-    _, _, T, S = part.matrix
-    device = part.q.device
-    # COLS % 8: bits are packed to bytes.
-    if T * S > MAX_LISTED or COLS % 8 or count_different(part.mask, part.matrix, device) != (1, 1):
-        return None
-    rows, (cols, exists) = cut_into_blocks(T, ROWS, device)[0], cut_into_blocks(S, COLS, device)
-    blocks = find_visible_blocks(part.mask, part.matrix, rows, cols, exists)
-    listed: list[tuple[slice, list[VisitedKeys]]] = [
-        (slice(first, min(first + ROWS, T)), []) for first in range(0, T, ROWS)
-    ]
-    for row, col, tile in sorted(
-        zip(*(x.tolist() for x in (blocks.row, blocks.col, blocks.tile)), strict=True)
-    ):
-        keys = slice(col * COLS, min((col + 1) * COLS, S))
-        listed[row][1].append(VisitedKeys(keys, tile < 0, None if tile < 0 else blocks.tiles[tile]))
-    return listed
 
 
 def visits_between(
@@ -170,8 +136,7 @@ def score(
         R, C = rows.stop - rows.start, keys.stop - keys.start
         at = grid(rows, keys, part.matrix, q.device)
         if not column.whole:
-            bits = column.bits
-            allowed = part.mask.allowed(at) if bits is None else unpack_bits(bits)[:R, :C]
+            allowed = part.mask.allowed(at)
             allowed = allowed.expand(*allowed.shape[:-2], R, C)
             q, k, v = without_idle(allowed, b, H, q, k, v)
     s = torch.bmm(q, k.mT)  # (N, M, C)

@@ -1,12 +1,15 @@
-"""Test cases, random inputs whose sizes cannot be confused, and what the code says of causality and length.
+"""Test cases: the forms of a call, inputs whose sizes cannot be confused, and what the code says of itself.
 
 Lengths, widths and head counts differ on purpose, so that a transposed axis raises an error or gives a wrong
 number, and never passes by chance. Everything is drawn in float64 from fixed seeds. What code declares is in
-its names, its words and the masks that it holds.
+its names, its words and the masks that it holds. A form is a layout, a context, the shape of rotary tables:
+the first in which the code is right, or at least runs, is kept.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +20,8 @@ from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import SEQUENCES
+from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, MaskForm, table_forms
+from regard.checker.subject.construct import SIZES
 from regard.checker.subject.subject import Subject
 
 
@@ -127,6 +131,61 @@ class Cases:
         return replace(question, bias=torch.randn(T, S, generator=draw, dtype=torch.float64))
 
 
+def forms(subject: Subject) -> Iterator[Subject]:
+    """Yield the subject in every form in which code may be called, the most usual first."""
+    if subject.layout not in SEQUENCES:
+        yield from (subject.replaced(kernel_layout=layout) for layout in subject.kernel_layouts)
+        masks = with_open_masks(subject) if not subject.kernel_layouts else ()
+        yield from (form.replaced(layout=layout) for form, layout in itertools.product(masks, HEAD_LAYOUTS))
+        return
+    for form in with_open_masks(subject):
+        yield from _table_forms(form)
+    if subject.inputs == "x" and "context" in subject.arguments:
+        context = subject.arguments["context"]
+        extra = {name: value for name, value in subject.extra.items() if name != context}
+        positional = [*subject.positional, context]
+        yield subject.replaced(inputs="context", positional=positional, by_name=True, extra=extra)
+    if subject.layout == "BTC":
+        # Diffusion models attend over images (B, C, H, W), speech over signals (B, C, T), and window
+        # attention of vision over (B, H, W, C).
+        for layout in ("TC", "BCHW", "BCT", "BHWC"):
+            yield subject.replaced(layout=layout)
+
+
+def with_open_masks(subject: Subject) -> Iterator[Subject]:
+    """Yield the subject as it is; if it needs a mask, also with one that hides nothing."""
+    yield subject
+    # None is what a required mask gets, so that another value must stand for one that is not passed.
+    if subject.extra.get(subject.arguments.get("mask", ""), subject) is not None:
+        return  # its mask is optional, or the caller passes one
+    # The mask of TensorFlow's tutorial is 1 where it hides, that of The Annotated Transformer 0.
+    every = ("look", "hide", "added", "zero-one", "one-zero")
+    kinds = (subject.mask_form.kind,) if subject.mask_stated else every
+    for kind, rank in itertools.product(kinds, (2, 4, 3)):
+        yield subject.replaced(mask_form=MaskForm(kind, rank), open_mask=True)
+
+
+def is_certain(form: Subject) -> bool:
+    """Return whether a form on sequences that runs is the one to call the code in, right or wrong."""
+    usual = form.tables is None or form.tables.usual
+    return form.layout in SEQUENCES and usual and not form.open_mask
+
+
+def _table_forms(subject: Subject) -> Iterator[Subject]:
+    """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
+    names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
+    stated = any(name in subject.extra for name in names)
+    if not names or stated or subject.tables is not None:
+        yield subject
+    # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
+    if names and not stated:
+        # The width of a head is what the module says, or its width divided by its heads.
+        sizes = vocabulary.sizes(vars(subject.module) if subject.module is not None else {})
+        share = sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
+        for tables in table_forms(names, sizes.get("head_width", share)):
+            yield subject.replaced(tables=tables)
+
+
 def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
     """Return the possible answers to whether the code is causal by itself."""
     if causal is not None:
@@ -150,11 +209,8 @@ def declared_causality(subject: Subject) -> bool | None:
     if by_name is not None:
         return by_name
     if module is not None:
-        for name, value in vars(module).items():
-            if vocabulary.size(name) == "causal" and isinstance(value, bool):
-                return value
-        if holds_causal_mask(module):
-            return True
+        switch = vocabulary.sizes(vars(module)).get("causal")
+        return switch if isinstance(switch, bool) else holds_causal_mask(module) or None
     return None
 
 
@@ -181,9 +237,9 @@ def max_length(subject: Subject) -> int | None:
     module = subject.module
     if module is None:
         return None
-    for name, value in {**vars(module), **subject.init}.items():
-        if vocabulary.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
-            return value
+    stated = vocabulary.sizes({**vars(module), **subject.init}).get("length")
+    if type(stated) is int:
+        return stated
     tensors = [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
     squares = [t.shape[-1] for t in tensors if t.ndim >= 2 and t.shape[-1] == t.shape[-2] > 1]
     return max(squares, default=None)
@@ -204,26 +260,21 @@ def is_triangular(tensor: Tensor) -> bool:
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
         return False
     square = tensor.reshape(-1, *tensor.shape[-2:])[0]
+    ones = torch.ones_like(square, dtype=torch.bool)
+    # A causal mask that is off by one declares causality, too; the output then shows the mistake.
+    lower = [ones.tril(d) for d in (-1, 0, 1)]
     # A mask that is added may hold −1e4 or −1e9 in place of −inf.
-    for marked in (square != 0, square < -1e3 if square.dtype.is_floating_point else square != 0):
-        n = len(marked)
-        for mark in (marked, ~marked):
-            lower = torch.ones(n, n, dtype=torch.bool, device=mark.device)
-            # A causal mask that is off by one declares causality, too; the output then shows the mistake.
-            if any(bool((mark == lower.tril(d)).all()) for d in (-1, 0, 1)):
-                return True
-    return False
+    marks = [square != 0, *([square < -1e3] if square.dtype.is_floating_point else [])]
+    return any(torch.equal(mark, x) or torch.equal(~mark, x) for mark in marks for x in lower)
 
 
 def declared_scale(subject: Subject) -> float | None:
     """Return the scale that a module of a known family declares. In other code the scale is to be checked."""
     module = subject.module
-    trusted = subject.is_transformers or type(module).__module__.startswith("regard.")
-    for name in ("scaling", "scale"):
-        value = getattr(module, name, None)
-        if trusted and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    return None
+    if not (subject.is_transformers or type(module).__module__.startswith("regard.")):
+        return None
+    values = [getattr(module, name, None) for name in ("scaling", "scale")]
+    return next((float(x) for x in values if isinstance(x, int | float) and not isinstance(x, bool)), None)
 
 
 def declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
@@ -232,39 +283,33 @@ def declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]
     declared: dict[str, Any] = {}
     if module is None:
         return {}
-    for name, value in vars(module).items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        if isinstance(value, Mask) and name in ("mask", "rule"):
-            declared["rule"] = value
-        elif vocabulary.size(name) == "softcap" and number and "softcap" not in always:
-            declared["softcap"] = float(value)
-        elif (
-            vocabulary.size(name) == "window" and isinstance(value, int) and number and "window" not in always
-        ):
-            declared["window"] = value
-    if subject.is_transformers:
-        declared.pop("window", None)  # the mask that the model passes contains it
+    for name in ("mask", "rule"):
+        if isinstance(rule := getattr(module, name, None), Mask):
+            declared["rule"] = rule
+    sizes = vocabulary.sizes(vars(module))
+    softcap, window = sizes.get("softcap", False), sizes.get("window")
+    if not isinstance(softcap, bool) and softcap > 0 and "softcap" not in always:
+        declared["softcap"] = float(softcap)
+    # In Transformers the mask that the model passes contains the window.
+    if type(window) is int and window > 0 and "window" not in always and not subject.is_transformers:
+        declared["window"] = window
     return declared
 
 
 def input_widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
     """Return the widths of the inputs of queries, keys and values."""
-    for wiring in wirings:
-        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
-            layers = (wiring.query, wiring.key, wiring.value)
-            widths = [layer.weight.shape[0] for layer in layers]
-            return widths[0], widths[1], widths[2]
     width = module_width(subject.module)
-    return width, width, width
+    layers = [(w.query, w.key, w.value) for w in wirings if w.query is not None]
+    q, k, v = [width if x is None else x.weight.shape[0] for x in layers[0]] if layers else [width] * 3
+    return q, k, v
 
 
 def module_width(module: nn.Module | None) -> int:
     """Return the width of a module's input, judging by an attribute or by its first layer."""
     if module is None:
         return 40
-    for name, value in vars(module).items():
-        if vocabulary.size(name) == "width" and isinstance(value, int):
-            return value
+    if isinstance(width := vocabulary.sizes(vars(module)).get("width"), int):
+        return width
     for part in module.modules():
         if isinstance(part, nn.Linear):
             return part.in_features

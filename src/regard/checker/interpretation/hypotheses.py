@@ -107,23 +107,35 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
         bases: the plain interpretations, most plausible first.
         features: what to try.
     """
-    fit = Fit(observations)
-    for base in bases:
-        if fit(base, base):
-            return base
-    for feature in features:
-        for base in bases:
-            if (intent := add_feature(base, feature)) is not None and fit(intent, base):
-                return intent
-    for first, second in itertools.combinations(likeliest(features, _LIKELY), 2):
-        if first.kind == second.kind:
-            continue
-        for base in bases[:2]:
-            once = add_feature(base, first)
-            twice = None if once is None else add_feature(once, second)
-            if twice is not None and fit(twice, base):
-                return twice
-    return None
+    projected: dict[tuple[int, int], Any] = {}  # each base is projected once
+
+    def fits(intent: Intent, base: Intent) -> bool:
+        for i, observation in enumerate(observations):
+            question, key = observation.question, (id(base), i)
+            try:
+                with torch.no_grad():
+                    if key not in projected:
+                        projected[key] = base.wiring.project(question)
+                    answer = CORRECT.answer(intent.apply(question), intent.wiring, projected[key])
+            except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
+                return False
+            if not relative_error(observation.answer, answer) < TOLERANCE:
+                return False
+        return True
+
+    pairs = itertools.combinations(likeliest(features, _LIKELY), 2)
+    candidates: Iterator[tuple[Intent | None, Intent]] = itertools.chain(
+        ((base, base) for base in bases),
+        ((add_feature(base, feature), base) for feature in features for base in bases),
+        (
+            (add_feature(once, second), base)
+            for first, second in pairs
+            if first.kind != second.kind
+            for base in bases[:2]
+            if (once := add_feature(base, first)) is not None
+        ),
+    )
+    return next((intent for intent, base in candidates if intent is not None and fits(intent, base)), None)
 
 
 def likeliest(features: list[Feature], count: int) -> list[Feature]:
@@ -138,33 +150,6 @@ def add_feature(base: Intent, feature: Feature) -> Intent | None:
     return None if changed is None else replace(changed, features=(*base.features, feature.words))
 
 
-class Fit:
-    """Says whether an interpretation explains the observations; each base is projected once."""
-
-    def __init__(self, observations: list[Observation]) -> None:
-        self.observations = observations
-        self._projected: dict[tuple[int, int], Any] = {}
-        self._kept: list[Wiring] = []  # so that no identity is used twice
-
-    def __call__(self, intent: Intent, base: Intent) -> bool:
-        """Return whether `intent`, which differs from `base` by features only, explains all observations."""
-        return all(self._explains(i, intent, base.wiring) for i in range(len(self.observations)))
-
-    def _explains(self, index: int, intent: Intent, wiring: Wiring) -> bool:
-        question, answer = self.observations[index].question, self.observations[index].answer
-        key = (id(wiring), index)
-        try:
-            with torch.no_grad():
-                if key not in self._projected:
-                    self._projected[key] = wiring.project(question)
-                    self._kept.append(wiring)
-                asked: Question = intent.apply(question)
-                predicted = CORRECT.answer(asked, intent.wiring, self._projected[key])
-        except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
-            return False
-        return relative_error(answer, predicted) < TOLERANCE
-
-
 def _meant(base: Intent, **changes: Any) -> Intent | None:
     """Return an interpretation with other fields."""
     return replace(base, **changes)
@@ -176,27 +161,27 @@ def _wired(base: Intent, **changes: Any) -> Intent | None:
 
 
 def _in_window(n: int, base: Intent) -> Intent | None:
-    if base.causal:
-        return replace(base, window=n)
-    return replace(base, rule=window_rule(n, ahead=n - 1))
+    return replace(base, window=n) if base.causal else replace(base, rule=window_rule(n, ahead=n - 1))
 
 
 def _with_prefix(n: int, base: Intent) -> Intent | None:
     return replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
 
 
+_MASKS: dict[str, Callable[[int, Intent], Intent | None]] = {
+    "in a window of {}": _in_window,
+    "in chunks of {}": lambda n, base: replace(base, rule=chunks(n)),
+    "with a visible prefix of {}": _with_prefix,
+    "in buckets of {} that also see the bucket before": lambda n, base: replace(base, rule=looking_back(n)),
+}
+
+
 def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
     # A number may leave out the query's own key.
     named = {int(n) + more for n in numbers if n == int(n) for more in (0, 1)}
     sizes = [n for n in sorted({2, 3, 4, 5, 6} | named) if 1 < n < longest - 1]
-    for n in sizes:
-        yield Feature("mask", f"in a window of {n}", partial(_in_window, n))
-    for n in sizes:
-        yield Feature("mask", f"in chunks of {n}", partial(_meant, rule=chunks(n)))
-        yield Feature("mask", f"with a visible prefix of {n}", partial(_with_prefix, n))
-    for n in sizes:
-        words = f"in buckets of {n} that also see the bucket before"
-        yield Feature("mask", words, partial(_meant, rule=looking_back(n)))
+    for (words, change), n in itertools.product(_MASKS.items(), sizes):
+        yield Feature("mask", words.format(n), partial(change, n))
 
 
 def _caps(numbers: list[float]) -> Iterator[Feature]:
@@ -313,23 +298,22 @@ def _geometric_slopes(H: int) -> Tensor:
 
 
 def _own_slopes(slopes: Tensor, H: int) -> Tensor:
-    if len(slopes) != H:
-        raise ValueError(f"{len(slopes)} slopes for {H} heads")
     return slopes.double()
 
 
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     """Yield a bias by distance: the slopes of ALiBi, or those that the code holds."""
-    for slopes_of, symmetric in itertools.product((_usual_slopes, _geometric_slopes), (False, True)):
-        yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
+    named: list[tuple[str, Callable[[int], Tensor]]] = [("with ALiBi", _usual_slopes)]
+    named += [("with ALiBi", _geometric_slopes)]
     for path, tensor in tensors:
         if tensor.numel() == H and H > 1 and not tensor.is_complex():
             # Stored with either sign they favour the near; learned ones may have any.
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
-            for slopes, symmetric in itertools.product(signed, (False, True)):
-                text = f"with a bias by distance, slopes `{path}`"
-                yield Feature("bias", text, partial(_with_bias, partial(_own_slopes, slopes), symmetric))
+            words = f"with a bias by distance, slopes `{path}`"
+            named += [(words, partial(_own_slopes, slopes)) for slopes in signed]
+    for (words, slopes_of), symmetric in itertools.product(named, (False, True)):
+        yield Feature("bias", words, partial(_with_bias, slopes_of, symmetric))
 
 
 def _sinks(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:

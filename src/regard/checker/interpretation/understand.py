@@ -7,7 +7,6 @@ is right under one of them.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,8 +23,10 @@ from regard.checker.interpretation.cases import (
     declared_causality,
     declared_options,
     declared_scale,
+    forms,
     holds_causal_mask,
     input_widths,
+    is_certain,
     max_length,
 )
 from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
@@ -39,17 +40,12 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
-from regard.checker.subject.construct import forms, is_certain, with_open_masks
 from regard.checker.subject.inside import find_inside
-from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, CacheLayout, PagedLayout
+from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, TensorLayout
 from regard.checker.subject.projections import find_wirings, head_counts
 from regard.checker.subject.reply import OutputShapeError, Reply, lines_reached
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
-
-# Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
-KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
-_PAGES = (4, 16, 256)  # sizes of pages that kernels take
 
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
 
@@ -102,92 +98,96 @@ def understand(
         always: fields of every question: a window, a soft cap, a causal flag.
     """
     declared = causal if causal is not None else declared_causality(subject)
-    if subject.layout in SEQUENCES:
-        return _understand_sequences(subject, causal, declared, heads, scale, always)
-    return _understand_heads(subject, causal, declared, scale, always)
-
-
-def _understand_heads(
-    subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
-) -> Understanding:
-    """Understand a function on queries, keys and values: try the layouts that it may take."""
     hypotheses = causal_hypotheses(subject, causal, declared)
     if subject.kernel_layouts and subject.kernel_layouts[0].kind in CACHED_LAYOUTS:
         hypotheses = sorted(hypotheses, reverse=True)  # with a cache it is causal, unless its numbers say not
-    intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
-    tried: dict[str, Understanding] = {}
-    # A layout in which the output is right.
-    for candidate in _head_forms(subject):
-        layout = repr(candidate.kernel_layout or candidate.layout)
-        if (several := _takes_several(candidate)) in tried and tried[several].first.error is None:
-            continue  # code that takes several queries is judged on them: one sees every key, causal or not
-        found = attempt(candidate, *_first_run(candidate, _head_cases(candidate, always)), intents, declared)
-        if layout not in tried or tried[layout].first.error is not None:
-            tried[layout] = found
-        ran = [other for other in ("'BHTD'", "'BTD'") if other in tried and tried[other].first.error is None]
-        if found.right_intent is not None and not (layout == "'TD'" and ran):
-            understanding = interpret(found)
-            understanding.fails_on_batch = any(
-                other.first.used_dot_t and other.first.error is not None for other in tried.values()
-            )
-            return understanding
-    if subject.kernel_layouts:
-        return interpret(most_plausible(list(tried.values())))
-    # A layout in which it is right with a feature, or in which the code at least runs.
-    usual = [found for found in tried.values() if found.subject.layout in ("BHTD", "BTHD", "BTD", "TD")]
+    own = declared_options(subject, always)
+    always = always | own
+    if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
+        always.pop("rule")
+        hypotheses = [True]
+    wirings = _wirings(subject, heads, scale)
+    intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
+    if "window" in own:
+        conventions = window_conventions(source_of(subject))
+        intents += [replace(intent, convention=c) for c in conventions for intent in intents[:8]]
+
+    # A form in which it is right, or at least runs.
+    tried: list[Understanding] = []
+    for form in forms(subject):
+        if _is_covered(form, tried):
+            continue
+        cases, reply, dtype = _first_run(form, wirings, always)
+        possible = _with_rotations(form, intents)
+        tried.append(Understanding(form, form, cases, possible, None, dtype, reply, [], declared))
+        tried[-1].right_intent = find_right_intent(reply, cases.plain(), possible)
+        if tried[-1].right_intent is not None or (reply.error is None and is_certain(form)):
+            break
+    understanding = _interpret_likeliest(tried)
+    failed = [other for other in tried if other.first.used_dot_t and other.first.error is not None]
+    if failed and understanding.subject.layout == "TC" and understanding.right_intent is None:
+        understanding = interpret(failed[0])
+    understanding.fails_on_batch = bool(failed) and understanding.right_intent is not None
+    if understanding.right_intent is not None or subject.layout not in SEQUENCES:
+        return understanding
+    observed = _interpret_inside(understanding, hypotheses, scale)
+    if observed is not None and not understanding.intents and observed.right_intent is None:
+        return observed
+    if observed is not None and observed.right_intent is not None and observed.as_named:
+        return observed  # else its names promise another role, or another input
+    understanding.observed = observed
+    return understanding
+
+
+def _is_covered(form: Subject, tried: list[Understanding]) -> bool:
+    """Return whether a form need not be tried, since a wider one has run."""
+    ran = [found.subject for found in tried if found.first.error is None]
+    kernel = form.kernel_layout
+    if isinstance(kernel, TensorLayout) and kernel.single:
+        # Code that takes several queries is judged on them: one sees every key, causal or not.
+        return any(other.kernel_layout == replace(kernel, single=False) for other in ran)
+    # A mistake of the heads would not show in one head.
+    return form.layout == "TD" and any(other.layout in ("BHTD", "BTD") for other in ran)
+
+
+def _interpret_likeliest(tried: list[Understanding]) -> Understanding:
+    """Interpret the form in which the code is right, a mistake explains it, it runs, or it came furthest."""
+    ran = [found for found in tried if found.first.error is None]
+    if not ran or tried[-1].right_intent is not None:
+        return interpret(tried[-1] if ran else max(tried, key=_progress))
+    if ran[0].subject.layout in SEQUENCES:
+        return interpret(ran[0])
+    if ran[0].subject.kernel_layout is not None:
+        return interpret(most_plausible(ran))
+    # Features may make it right in any of the layouts; the first mask with which it runs stands for one.
+    layouts = {found.subject.layout: found for found in reversed(ran)}
     running: list[Understanding] = []
-    for found in usual:
-        if found.first.error is None and not (found.subject.layout == "TD" and running):
-            running.append(interpret(found))
-            if running[-1].right_intent is not None:
-                return running[-1]
-    if running:
-        split = [found for found in running if found.subject.layout in ("BHTD", "BTHD")]
-        return most_plausible(split or running[:1])
-    # It ran in none: the report shows the layout in which it came furthest, with its error.
-    return max(usual, key=lambda found: lines_reached(found.first.error, subject.target))
+    for layout in [layout for layout in HEAD_LAYOUTS[:4] if layout in layouts] or list(layouts):
+        running.append(interpret(layouts[layout]))
+        if running[-1].right_intent is not None:
+            return running[-1]
+    split = [found for found in running if "H" in found.subject.layout]
+    return most_plausible(split or running[:1])
 
 
-def _head_forms(subject: Subject) -> Iterator[Subject]:
-    """Yield a function on split heads in every layout that it may take, the likeliest first."""
-    yield from (subject.replaced(kernel_layout=layout) for layout in subject.kernel_layouts)
-    forms = with_open_masks(subject) if not subject.kernel_layouts else ()
-    yield from (form.replaced(layout=layout) for form, layout in itertools.product(forms, HEAD_LAYOUTS))
-
-
-def _head_cases(subject: Subject, always: dict[str, Any]) -> Iterator[Cases]:
-    """Yield cases in the sizes that a function on split heads may want."""
-    kernel = subject.kernel_layout
-    if kernel is not None:
-        always = always | {"layout": kernel.kind}
-    for sizes in KERNEL_SIZES:
-        for page in _PAGES if isinstance(kernel, PagedLayout) else (None,):
-            yield Cases(subject, always=always if page is None else always | {"page": page}, **sizes)
-
-
-def _takes_several(subject: Subject) -> str:
-    """Return the layout of several queries in place of one."""
-    kernel = subject.kernel_layout
-    return repr(replace(kernel, single=False)) if isinstance(kernel, CacheLayout) and kernel.single else ""
-
-
-def most_plausible(tried: list[Understanding]) -> Understanding:
+def most_plausible(ran: list[Understanding]) -> Understanding:
     """Return the layout in which a mistake explains the numbers, or else the one that is nearest to right.
 
     It is for code that runs in several layouts and is right in none.
     """
-    ran = [found for found in tried if found.first.error is None] if len(tried) > 1 else []
-    ran.sort(key=_smallest_error)
-    if ran and _smallest_error(ran[0]) < NEARLY_RIGHT:
+    if len(ran) == 1:
         return ran[0]
-    return next((found for found in ran if _is_explained(found)), (ran or tried)[0])
+    ran = sorted(ran, key=_smallest_error)
+    if _smallest_error(ran[0]) < NEARLY_RIGHT:
+        return ran[0]
+    return next((found for found in ran if _is_explained(found)), ran[0])
 
 
 def _is_explained(understanding: Understanding) -> bool:
     """Return whether a mistake reproduces the reply to the plain question."""
     answer = understanding.first.answer
-    observations = [] if answer is None else [Observation(understanding.cases.plain(), answer)]
-    return bool(diagnose(observations, understanding.intents))
+    assert answer is not None
+    return bool(diagnose([Observation(understanding.cases.plain(), answer)], understanding.intents))
 
 
 def _smallest_error(understanding: Understanding) -> float:
@@ -197,48 +197,10 @@ def _smallest_error(understanding: Understanding) -> float:
     return min((intent.error(question, answer) for intent in understanding.intents), default=math.inf)
 
 
-def _understand_sequences(
-    subject: Subject,
-    causal: bool | None,
-    declared: bool | None,
-    heads: int | None,
-    scale: float | None,
-    always: dict[str, Any],
-) -> Understanding:
-    """Understand code on sequences (B, T, C): find its widths, its weights and a length that it takes."""
-    # What the module declares of itself, and the interpretations of its weights.
-    own = declared_options(subject, always)
-    always = always | own
-    hypotheses = causal_hypotheses(subject, causal, declared)
-    if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
-        always.pop("rule")
-        hypotheses = [True]
-    wirings = _wirings(subject, heads, scale)
-    intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    if "window" in own:
-        conventions = window_conventions(source_of(subject))
-        intents += [replace(intent, convention=c) for c in conventions for intent in intents[:8]]
-    # A form in which it is right, or at least runs.
-    tried: list[Understanding] = []
-    for form in forms(subject):
-        ran = _run_sequences(form, wirings, always)
-        tried.append(attempt(form, *ran, _with_rotations(form, intents), declared))
-        if tried[-1].right_intent is not None or (tried[-1].first.error is None and is_certain(form)):
-            break
-    best = max(tried, key=_success)
-    dot_t = best.subject.layout == "TC" and tried[0].first.used_dot_t
-    if dot_t and best.right_intent is None:
-        best = tried[0]
-    understanding = interpret(best)
-    understanding.fails_on_batch = dot_t and best.right_intent is not None
-    if understanding.right_intent is None and subject.module is not None:
-        observed = _interpret_inside(understanding, hypotheses, scale)
-        if observed is not None and not understanding.intents and observed.right_intent is None:
-            return observed
-        if observed is not None and observed.right_intent is not None and observed.as_named:
-            return observed  # else its names promise another role, or another input
-        understanding.observed = observed
-    return understanding
+def _progress(understanding: Understanding) -> tuple[bool, int]:
+    """Return how far code that failed came: whether it returned something, and at which line it failed."""
+    error = understanding.first.error
+    return isinstance(error, OutputShapeError), lines_reached(error, understanding.subject.target)
 
 
 def first_form(subject: Subject, always: dict[str, Any]) -> tuple[Subject, Cases]:
@@ -249,60 +211,53 @@ def first_form(subject: Subject, always: dict[str, Any]) -> tuple[Subject, Cases
     wirings = _wirings(subject, None, None)
     tried = []
     for form in forms(subject):
-        cases, reply, _ = _run_sequences(form, wirings, always)
+        cases, reply, _ = _first_run(form, wirings, always)
+        tried.append((form, cases))
         if reply.error is None:
             return form, cases
-        tried.append((form, cases))
     return tried[0]
 
 
-def _success(understanding: Understanding) -> tuple[int, int]:
-    """Return how far the code came in this form: it is right, it ran, it returned something, or it failed.
-
-    The second number is the line at which it failed.
-    """
-    error = understanding.first.error
-    if understanding.right_intent is not None:
-        return 3, 0
-    if error is None:
-        return 2, 0
-    return int(isinstance(error, OutputShapeError)), lines_reached(error, understanding.subject.target)
-
-
-def _first_run(subject: Subject, attempts: Iterable[Cases]) -> tuple[Cases, Reply, torch.dtype]:
-    """Run the code in the first sizes that it takes; in the first of all if it takes none."""
-    failed: tuple[Cases, Reply, torch.dtype] | None = None
-    for cases in attempts:
-        reply, dtype = run_once(subject, cases.plain())
-        if reply.error is None:
-            return cases, reply, dtype
-        failed = failed or (cases, reply, dtype)
-    assert failed is not None
-    return failed
-
-
-def _run_sequences(
+def _first_run(
     subject: Subject, wirings: list[Wiring], always: dict[str, Any]
 ) -> tuple[Cases, Reply, torch.dtype]:
-    """Run code on sequences at a width and a length that it takes."""
-    attempts = _cases(subject, wirings, always)
-    cases, reply, dtype = _first_run(
-        subject, attempts if is_certain(subject) else itertools.islice(attempts, 1)
-    )
-    return (cases if reply.error else _with_fixed_length(cases)), reply, dtype
+    """Run the code in the first sizes that it takes; in the first of all if it takes none."""
+    failed: list[tuple[Cases, Reply, torch.dtype]] = []
+    whole = subject.layout in SEQUENCES
+    for cases in _cases(subject, wirings, always) if whole else _head_cases(subject, always):
+        reply, dtype = run_once(subject, cases.plain())
+        if reply.error is None:
+            return _with_fixed_length(cases) if whole else cases, reply, dtype
+        failed.append((cases, reply, dtype))
+        if whole and not is_certain(subject):
+            break
+    return failed[0]
+
+
+def _head_cases(subject: Subject, always: dict[str, Any]) -> Iterator[Cases]:
+    """Yield cases in the sizes that a function on split heads may want."""
+    kernel = subject.kernel_layout
+    if kernel is not None:
+        always = always | {"layout": kernel.kind}
+    # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks, its pages.
+    for powers, multiple in ((False, 1), (True, 1), (True, 128)):
+        for page in (4, 16, 256) if kernel is not None and kernel.kind.startswith("paged") else (None,):
+            paged = always if page is None else always | {"page": page}
+            yield Cases(subject, always=paged, powers=powers, multiple=multiple)
 
 
 def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> Iterator[Cases]:
-    """Yield cases of the widths and lengths that the code may take, most plausible first."""
-    widths = input_widths(subject, wirings)
-    limit = max_length(subject)
+    """Yield cases of the widths and lengths that code on sequences may take, most plausible first."""
+    q, k, v = input_widths(subject, wirings)
+    limit, module = max_length(subject), subject.module
+    cases = Cases(subject, q, k, limit, always, value_width=v)
     for length in (limit, None, 5, 4, 3, 2):
-        yield Cases(subject, widths[0], widths[1], length, always, value_width=widths[2])
-    for heads in [n for n in head_counts(subject.module, None, None, 1) if n > 1] if subject.module else []:
-        q, k, v = (width * heads for width in widths)  # projections of one head that all heads share
-        yield Cases(subject, q, k, limit, always, value_width=v)
-    if limit is not None and subject.module is not None and not holds_causal_mask(subject.module):
-        yield Cases(subject, widths[0], widths[1], limit, always, value_width=widths[2], fixed_length=limit)
+        yield replace(cases, max_length=length)
+    for n in [n for n in head_counts(module, None, None, 1) if n > 1] if module else []:
+        # Projections of one head that all heads share.
+        yield replace(cases, width=q * n, context_width=k * n, value_width=v * n)
+    if limit is not None and module is not None and not holds_causal_mask(module):
+        yield replace(cases, fixed_length=limit)
 
 
 def _with_fixed_length(cases: Cases) -> Cases:
@@ -321,19 +276,6 @@ def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
         for intent in intents
         for rotation in subject.tables.rotations()
     ]
-
-
-def attempt(
-    subject: Subject,
-    cases: Cases,
-    reply: Reply,
-    dtype: torch.dtype,
-    intents: list[Intent],
-    declared: bool | None,
-) -> Understanding:
-    """Return a subject in one form with its reply to the plain question, which may be right in it."""
-    right = find_right_intent(reply, cases.plain(), intents)
-    return Understanding(subject, subject, cases, intents, right, dtype, reply, [], declared)
 
 
 def interpret(tried: Understanding) -> Understanding:
@@ -386,25 +328,29 @@ def _interpret_inside(
     understanding: Understanding, hypotheses: list[bool], scale: float | None
 ) -> Understanding | None:
     """Interpret a module by its own queries, keys, values and merged heads; None if they are not found."""
-    subject, dtype = understanding.subject, understanding.dtype
+    subject, cases = understanding.subject, understanding.cases
     if understanding.first.answer is None or subject.module is None:
         return None
-    if (found := find_inside(subject, understanding.cases)) is None:
+    if (found := find_inside(subject, cases)) is None:
         return None
     inside, wiring = found
     wiring = replace(wiring, scale=scale if scale is not None else declared_scale(subject))
-    reply = inside.run(understanding.cases.plain().to(dtype))
+    reply = inside.run(cases.plain().to(understanding.dtype))
     if reply.answer is None:
         return None
     intents = [Intent(wiring, c) for c in hypotheses]
     observed = interpret(
-        attempt(inside, understanding.cases, reply, dtype, intents, understanding.declared_causal)
+        replace(understanding, subject=inside, compared=inside, intents=intents, first=reply)
     )
-    observed.subject, observed.first = subject, understanding.first
-    observed.inputs_as_named = inside.sources == (0, 1, 2)
-    observed.roles = inside.acting_roles() if observed.inputs_as_named else inside.sources
-    observed.assumptions = [*understanding.assumptions, inside.describe()]
-    return observed
+    named = inside.sources == (0, 1, 2)
+    return replace(
+        observed,
+        subject=subject,
+        first=understanding.first,
+        inputs_as_named=named,
+        roles=inside.acting_roles() if named else inside.sources,
+        assumptions=[*understanding.assumptions, inside.describe()],
+    )
 
 
 def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
@@ -427,8 +373,10 @@ def find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -
 
 
 def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[Wiring]:
-    """Return the possible wirings of code on sequences, most plausible first."""
+    """Return the possible wirings of the code, most plausible first."""
     module = subject.module
+    if subject.layout not in SEQUENCES:
+        return [Wiring(scale=scale)]
     if module is None or not any(True for _ in module.parameters()):
         H = heads or subject.extra.get(subject.arguments.get("heads", ""), 1)
         plain = Wiring(H, H, splits=True, width=40, scale=scale)

@@ -30,7 +30,7 @@ class CacheVariant:
     """The decisions of one implementation of a cache."""
 
     write: str = "start"  # the slot of the first new key: "start", "zero", "next" or "previous"
-    read: str = "written"  # which slots are read: see `_read` and `_cached`
+    read: str = "written"  # which slots are read: see `_read`
     new: str = "slots"  # where the new keys come from: "slots", "appended" after the slots, or "in front"
     causal: Rule = past
     first_causal: Rule = past  # of the first piece, which has no cache
@@ -98,34 +98,27 @@ class CacheVariant:
         """
         start = sum(sizes)
         end = start + new.shape[2]
-        if self.read == "all":
-            return slots
-        if self.read == "one more":
-            return slots[:, :, : end + 1] if start else slots[:, :, :end]
-        if self.read == "not the new":
-            return before[:, :, :start] if start else new
+        whole = {
+            "all": slots,
+            "one more": slots[:, :, : end + 1 if start else end],
+            "not the new": before[:, :, :start] if start else new,
+        }
+        if self.read in whole:
+            return whole[self.read]
         if self.new == "in front" and sizes:  # the latest piece first
             return torch.cat([new, *reversed(torch.split(before[:, :, :start], list(sizes), 2))], 2)
-        if self.new == "appended" or self.read != "written":
-            return torch.cat([self._cached(slots, before, sizes), new], 2)
-        return slots[:, :, :end]
-
-    def _cached(self, slots: Tensor, before: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Return what is read of the cache in front of the new keys."""
-        start = sum(sizes)
-        if self.read == "none":
-            return slots[:, :, :0]
-        if self.read == "last piece":
-            return before[:, :, start - sizes[-1] if sizes else 0 : start]
-        if self.read == "not the first":
-            return slots[:, :, 1:start]
-        if self.read == "not the last":
-            return slots[:, :, : max(start - 1, 0)]
+        if self.new != "appended" and self.read == "written":
+            return slots[:, :, :end]
+        cached = {
+            "none": slots[:, :, :0],
+            "before": before[:, :, :start],
+            "last piece": before[:, :, start - sizes[-1] if sizes else 0 : start],
+            "not the first": slots[:, :, 1:start],
+            "not the last": slots[:, :, : max(start - 1, 0)],
+        }.get(self.read, slots[:, :, :start])
         if self.read == "not the last of a piece" and sizes:
-            return torch.cat(
-                [piece[:, :, :-1] for piece in torch.split(slots[:, :, :start], list(sizes), 2)], 2
-            )
-        return before[:, :, :start] if self.read == "before" else slots[:, :, :start]
+            cached = torch.cat([piece[:, :, :-1] for piece in torch.split(cached, list(sizes), 2)], 2)
+        return torch.cat([cached, new], 2)
 
     def _attend(
         self, piece: Question, wiring: Wiring, projected: tuple[Tensor, Tensor, Tensor], *, first: bool

@@ -1,8 +1,8 @@
 """The right answer to a question: that of an interpretation of the code, or of the caller's reference.
 
-An `Intent` is one interpretation, under which an output is right or wrong. It answers by
-`regard.attention.steps` in float64, with a module's own weights. This file knows questions and wirings; it
-does not know the code under test.
+An `Intent` is one interpretation, under which an output is right or wrong. It answers by the variant without
+a mistake in float64, with a module's own weights; a test holds that equal to `regard.attention.steps`. This
+file knows questions and wirings; it does not know the code under test.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import chunks, tensor_mask
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import chunks
 from regard.attention.masks.named_masks import rule as rule_mask
-from regard.attention.steps import trace
-from regard.checker.oracle.question import Answer, Question, answer_items
-from regard.checker.oracle.variant import CORRECT, CaseSizes, past
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Rotation, Wiring
 
 
@@ -47,46 +44,12 @@ class Oracle(Protocol):
         """
 
 
-def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = torch.float64) -> Answer:
-    """Return the correct answer to a question, computed in `dtype`.
+def expected_answer(question: Question, wiring: Wiring) -> Answer:
+    """Return the correct answer to a question, in float64.
 
     Rows without a visible key are marked free: the check of empty rows judges them.
     """
-    question = question.to(dtype)
-    if question.lengths is not None:
-        return answer_items(question, lambda item: expected_answer(item, wiring, dtype=dtype))
-    q, k, v = wiring.project(question)
-    q, k, v = wiring.position(q, k, v)
-    mask = _build_mask(question, q, k)
-    if wiring.bias is not None:
-        mask = mask & tensor_mask(wiring.bias(q.shape[1], q.shape[2], k.shape[2]).to(q.dtype))
-    sinks = wiring.sinks if question.sinks is None else question.sinks.to(dtype)
-    sinks = None if sinks is None else sinks.expand(q.shape[1])
-    steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=sinks)
-    empty = (steps.masked == -torch.inf).all(-1, keepdim=True)
-    output, free = wiring.finish(steps.output, empty)
-    return Answer(output, steps.weights, torch.logsumexp(steps.masked, -1), free)
-
-
-def _build_mask(question: Question, q: Tensor, k: Tensor) -> Mask:
-    """Combine everything in a question that hides keys or adds to the scores."""
-    B, H, T, D = q.shape
-    S = k.shape[2]
-    allowed = torch.ones(1, 1, T, S, dtype=torch.bool)
-    rows, cols = torch.arange(T)[:, None], torch.arange(S)
-    if question.causal:
-        allowed = allowed & past(rows, cols, CaseSizes(B, H, k.shape[1], T, S, D, H * D))
-    if question.window is not None:
-        allowed = allowed & (cols > rows + S - T - question.window)
-    if question.ahead is not None:
-        allowed = allowed & (cols <= rows + S - T + question.ahead)
-    if question.mask is not None:
-        allowed = allowed & question.mask
-    if question.padding is not None:
-        allowed = allowed & question.padding[:, None, None, :]
-    mask = full if bool(allowed.all()) else tensor_mask(allowed)
-    mask = mask if question.rule is None else mask & question.rule
-    return mask if question.bias is None else mask & tensor_mask(question.bias.to(q.dtype))
+    return CORRECT.answer(question.to(torch.float64), wiring)
 
 
 def relative_error(got: Answer, expected: Answer) -> float:
@@ -100,8 +63,6 @@ def relative_error(got: Answer, expected: Answer) -> float:
     a, b = got.output.detach().double(), expected.output.detach().double()
     if expected.free is not None and bool(expected.free.any()):
         keep = ~expected.free.expand_as(a)
-        if not bool(keep.any()):
-            return 0.0
         a, b = a[keep], b[keep]
     return relative_difference(a, b)
 
@@ -125,13 +86,12 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
     if a.numel() and math.isfinite(largest := float((a - b).abs().max())):  # all numbers of both are finite
         # An output of zeros has no largest number to divide by.
         return largest / max(float(b.abs().max()), 1e-30)
-    finite_a, finite_b = a.isfinite(), b.isfinite()
-    if bool((finite_a != finite_b).any()):
+    finite = b.isfinite()
+    if not torch.equal(a.isfinite(), finite):
         return float("inf")
-    if not bool(finite_a.any()):
+    if not bool(finite.any()):
         return 0.0
-    a, b = a[finite_a], b[finite_b]
-    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+    return float((a[finite] - b[finite]).abs().max() / b[finite].abs().max().clamp_min(1e-30))
 
 
 TOLERANCE = 2e-5  # relative; far above rounding, far below any mistake
@@ -146,15 +106,11 @@ class WindowConvention:
     one_more: bool = False  # whether it differs from another convention by one key on a side
 
 
-def _to_both_sides(reach: Callable[[int], int], n: int, question: Question) -> Question:
+def _to_both_sides(n: int, question: Question) -> Question:
     if question.causal:
         # `Intent.error` takes this for an interpretation that does not fit.
         raise ValueError("a causal window has one side")
-    return replace(question, window=reach(n) + 1, ahead=reach(n))
-
-
-def _in_buckets(mask: Callable[[int], Mask], n: int, question: Question) -> Question:
-    return replace(question, window=None, rule=mask(n))
+    return replace(question, window=n + 1, ahead=n)
 
 
 def looking_back(n: int) -> Mask:
@@ -164,13 +120,16 @@ def looking_back(n: int) -> Mask:
 
 WINDOW_CONVENTIONS = (
     WindowConvention("itself and n keys before it", lambda n, q: replace(q, window=n + 1), one_more=True),
-    WindowConvention("n keys on either side", partial(_to_both_sides, lambda n: n), one_more=True),
-    WindowConvention("fewer than n keys on either side", partial(_to_both_sides, lambda n: n - 1)),
+    WindowConvention("n keys on either side", _to_both_sides, one_more=True),
+    WindowConvention("fewer than n keys on either side", lambda n, q: _to_both_sides(n - 1, q)),
     # Longformer's attention_window is the whole width.
-    WindowConvention("n // 2 keys on either side", partial(_to_both_sides, lambda n: n // 2)),
+    WindowConvention("n // 2 keys on either side", lambda n, q: _to_both_sides(n // 2, q)),
     # lucidrains/local-attention.
-    WindowConvention("buckets of n keys, its own and the one before", partial(_in_buckets, looking_back)),
-    WindowConvention("buckets of n keys", partial(_in_buckets, chunks)),
+    WindowConvention(
+        "buckets of n keys, its own and the one before",
+        lambda n, q: replace(q, window=None, rule=looking_back(n)),
+    ),
+    WindowConvention("buckets of n keys", lambda n, q: replace(q, window=None, rule=chunks(n))),
 )
 # "The last `window` keys, itself included": then one key more is a mistake.
 _OWN_KEY = r"(itself|self|its own|the (query|current)('s)?( own)?)"
@@ -249,33 +208,15 @@ class Intent:
 
 
 def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
-    """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
+    """Return the error of PyTorch's plain operations at this dtype."""
     interpreted = replace(intent.apply(question).to(dtype), layout="")
     if isinstance(rotation := intent.wiring.rotate, Rotation):  # whose angles are usually float32
         rotation = replace(rotation, precision=torch.float32)
         intent = replace(intent, wiring=replace(intent.wiring, rotate=rotation))
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
-        error = relative_error(plain, expected)
-        # PyTorch's fused attention has none of these.
-        special = (interpreted.softcap, interpreted.rule, intent.wiring.sinks, intent.wiring.bias)
-        if all(part is None for part in special):
-            error = max(error, relative_error(_fused_answer(interpreted, intent, plain), expected))
     # PyTorch may be exact by luck, and no code can be held to that.
-    return max(error, torch.finfo(dtype).eps / 2)
-
-
-def _fused_answer(question: Question, intent: Intent, plain: Answer) -> Answer:
-    """Return the answer of PyTorch's fused attention; the mask is read off the plain answer's weights."""
-    wiring = intent.wiring
-    q, k, v = wiring.project(question)
-    q, k, v = wiring.position(q, k, v)
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    assert plain.weights is not None
-    allowed = plain.weights > 0
-    mask = None if bool(allowed.all()) else allowed
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wiring.scale)
-    return Answer(wiring.finish(mixed, None)[0])
+    return max(relative_error(plain, expected), torch.finfo(dtype).eps / 2)
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ class AttentionVariant:
         # In a ragged batch the padding is what lies beyond an item's length.
         reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
         together, across = self.batch == "together", self.axis == 0
-        alone = question.lengths is not None or reach != "own" or together or across
-        if question.layout in RAGGED_LAYOUTS and alone:
+        alone = reach != "own" or together or across
+        if question.lengths is not None or (question.layout in RAGGED_LAYOUTS and alone):
             return answer_items(question, lambda item: self._answer(item, wiring), reach, together=together)
         return self._answer(question, wiring, projected)
 
@@ -168,6 +168,10 @@ class AttentionVariant:
         if wiring.bias is not None:
             factor = {"added": 1.0, "subtracted": -1.0, "scaled": scale}[self.bias]
             scaled = scaled + factor * wiring.bias(H, n.T, n.S).to(scaled)
+        if question.rule is not None:  # which may be ALiBi
+            size = (n.B, n.H, n.T, n.S)
+            added = question.rule.bias(range(n.T), range(n.S), size, device=q.device)
+            scaled = scaled if added is None else scaled + added.to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale
@@ -176,7 +180,14 @@ class AttentionVariant:
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
         sinks = wiring.sinks if question.sinks is None else question.sinks
+        lse: Tensor | None = torch.logsumexp(masked, -1)
+        # NaN from a row without a visible key would reach the gradients of the others.
+        free = None if allowed is None else (~allowed).all(-1, keepdim=True)
+        hides = self.masking == "fill" and self.fill == -torch.inf and self.axis == -1
+        empty = free if hides and free is not None and bool(free.any()) else None
+        masked = masked if empty is None else masked.masked_fill(empty, 0.0)
         weights = self._normalise(masked, allowed, self._sink_columns(sinks, n), root(n))
+        weights = weights if empty is None else weights.masked_fill(empty, 0.0)
         if chunk is not None and self.merge_base != 1.0:
             weights = self._remerge(weights, masked, chunk)
         if self.detach == "weights":
@@ -184,19 +195,17 @@ class AttentionVariant:
         mixed = weights @ v  # (B, H, T, E)
 
         # Merge the heads; rows without a visible key are free.
-        free = None
         # 0 · inf makes every row NaN, which is what shows this mistake.
-        if allowed is not None and self.masking != "nan":
-            free = (~allowed).all(-1, keepdim=True).expand(*mixed.shape[:-1], 1)
+        free = None if free is None or self.masking == "nan" else free.expand(*mixed.shape[:-1], 1)
         returned: Tensor | None = weights
         if (
             self.batch == "together" and question.layout not in RAGGED_LAYOUTS
         ):  # back to one sequence per item
-            mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
+            mixed, returned, lse = mixed.view(H, B, T, -1).transpose(0, 1), None, None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
         mixed = self._reorder(mixed)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
-        return Answer(output, returned, None, free)
+        return Answer(output, returned, lse, free)
 
     def _rewired(self, wiring: Wiring) -> Wiring:
         """Return the wiring with the norms and the rotation of this variant.
@@ -299,20 +308,18 @@ class AttentionVariant:
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
         """Apply the mask to the scores in the way that `masking` names."""
-        how = self.masking
-        if how in ("fill", "scaled"):
+        if self.masking in ("fill", "scaled"):
             return scores.masked_fill(~allowed, self.fill)
-        if how == "add fill":
-            return scores + (~allowed).to(scores) * self.fill
-        if how == "add":
-            return scores + allowed.to(scores)
-        if how == "add hidden":
-            return scores + (~allowed).to(scores)
-        if how == "multiply":
-            return scores * allowed.to(scores)
-        if how == "nan":
-            return scores + (~allowed).to(scores) * -torch.inf
-        return scores  # "after": see `_normalise`
+        seen, hidden = allowed.to(scores), (~allowed).to(scores)
+        if self.masking == "multiply":
+            return scores * seen
+        added = {
+            "add fill": hidden * self.fill,
+            "add": seen,
+            "add hidden": hidden,
+            "nan": hidden * -torch.inf,
+        }
+        return scores + added.get(self.masking, 0.0)  # "after": see `_normalise`
 
     def _normalise(
         self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None, scale: float

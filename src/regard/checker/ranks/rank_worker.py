@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import distributed
 
+from regard.checker.errors import error_line
 from regard.checker.interpretation.cases import Cases
 from regard.checker.ranks.distributed import adapt_for_ranks
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
-from regard.checker.worker import error_line, run_request
+from regard.checker.worker import run_request
 from regard.support.processes import is_lost_rank
 
 

@@ -17,11 +17,19 @@ from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import MaskForm, RotaryTables, arguments_of, copy_module
+from regard.checker.subject.call_tensors import (
+    MaskForm,
+    RotaryTables,
+    arguments_of,
+    copy_module,
+    is_required,
+    missing_argument,
+    parameters_of,
+)
 from regard.checker.subject.construct import SIZES, build
-from regard.checker.subject.kernel_layouts import is_required
+from regard.checker.subject.kernel_layouts import KernelLayout
 from regard.checker.subject.kernel_recognition import recognize_layouts
-from regard.checker.subject.reply import FunctionState
+from regard.checker.subject.source import FunctionState
 from regard.checker.subject.subject import Subject
 
 # Values for required arguments, by their meaning, that ask for plain attention.
@@ -67,48 +75,53 @@ def adapt(
     Raises `CheckError` if the thing cannot be called.
     """
     call = call or {}
-    if isinstance(thing, type):
-        return _of_class(thing, init, true_means, call, sizes)
-    if isinstance(thing, nn.Module):
-        if init:
+    if isinstance(thing, nn.Module) and init:
+        raise CheckError(
+            f"{type(thing).__name__} is built already, so its constructor arguments ({', '.join(init)}) "
+            f"cannot be used: pass the class, check({type(thing).__name__}, …)"
+        )
+    if isinstance(thing, type) and issubclass(thing, nn.Module):
+        subject = _of_module(build(thing, init, sizes), thing, init, call)
+    elif isinstance(thing, nn.Module):
+        subject = _of_module(thing, None, {}, call)
+    elif isinstance(thing, type):
+        instance = thing() if not inspect.signature(thing).parameters else None
+        if not callable(instance):
             raise CheckError(
-                f"{type(thing).__name__} is built already, so its constructor arguments ({', '.join(init)}) "
-                f"cannot be used: pass the class, check({type(thing).__name__}, …)"
+                f"{thing.__name__} is a class, but not an nn.Module: pass a function that calls it"
             )
-        return _of_module(thing, None, {}, true_means, call)
-    if callable(thing):
-        return _of_function(thing, init | call, true_means)
-    raise CheckError(
-        f"expected a function, an nn.Module or a class of nn.Module, got {type(thing).__name__}: "
-        "pass the attention itself"
-    )
+        subject = _of_function(instance, init | call)
+    elif callable(thing):
+        subject = _of_function(thing, init | call)
+    else:
+        raise CheckError(
+            f"expected a function, an nn.Module or a class of nn.Module, got {type(thing).__name__}: "
+            "pass the attention itself"
+        )
+    return subject if subject.kernel_layouts else _with_conventions(subject, true_means)
 
 
-def _of_class(
-    cls: type,
-    init: dict[str, Any],
-    true_means: str | None,
-    call: dict[str, Any],
-    sizes: dict[str, Any] | None = None,
-) -> Subject:
-    if not issubclass(cls, nn.Module):
-        instance = cls() if not inspect.signature(cls).parameters else None
-        if instance is None or not callable(instance):
-            raise CheckError(
-                f"{cls.__name__} is a class, but not an nn.Module: pass a function that calls it"
-            )
-        return _of_function(instance, init | call, true_means, name=cls.__name__)
-    module = build(cls, init, sizes)
-    return _of_module(module, cls, init, true_means, call)
+def add_promises(thing: Any, init: dict[str, Any], promises: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a class or function, completed by what the caller promised of it.
+
+    `promises` are options of `check` such as `window=3`. A name that both sides know goes to both; a class
+    also gets them under a name of the same meaning (`heads=8` as `num_heads`).
+    """
+    completed = dict(init)
+    parameters = parameters_of(thing) if callable(thing) else {}
+    for meaning, value in promises.items():
+        for name in parameters if value is not None else ():
+            same = name == meaning or vocabulary.size(name) == meaning
+            if same if isinstance(thing, type) else name == meaning == "heads":
+                completed.setdefault(name, value)
+    return completed
 
 
 def _materialise(module: nn.Module, call: dict[str, Any]) -> nn.Module:
-    """Give lazy layers their width: run the module once, on inputs of the guessed width."""
-    lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters())
-    if not lazy:
+    """Give lazy layers their width: run a copy of the module once, on inputs of the guessed width."""
+    if not any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
         return module
     positional, _, _, extra = _read_signature(module, type(module).__name__, call)
-    # Running it gives lazy layers their shapes, and the caller's module must stay as it is.
     lazy_module, module = module, copy.deepcopy(module)
     inputs = {name: torch.zeros(2, 3, SIZES["width"]) for name in positional}
     try:
@@ -126,60 +139,50 @@ def _materialise(module: nn.Module, call: dict[str, Any]) -> nn.Module:
 
 
 def _of_module(
-    module: nn.Module,
-    cls: type[nn.Module] | None,
-    init: dict[str, Any],
-    true_means: str | None,
-    call: dict[str, Any],
+    module: nn.Module, cls: type[nn.Module] | None, init: dict[str, Any], call: dict[str, Any]
 ) -> Subject:
-    if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
-        raise CheckError(f"{type(module).__name__} is not an attention: pass the part of the model that is")
     name = type(module).__name__
+    if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
+        raise CheckError(f"{name} is not an attention: pass the part of the model that is")
     own, lists = _own_copy(_materialise(module, call))
     positional, inputs, arguments, extra = _read_signature(module, name, call)
-    bare = not any(True for _ in own.parameters())
-    if inputs == "qkv" and bare:
+    layout = "TBC" if _is_time_first(module) else "BTC"
+    if inputs == "qkv" and not any(True for _ in own.parameters()):
         layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
-    else:
-        layout = "TBC" if _is_time_first(module) else "BTC"
     subject = Subject(
         name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
     )
     subject.by_name, subject.call = _needs_names(module, positional), call
     subject.head_width = _declared_head_width(own) if layout == "BHTD" else None
-    return _with_conventions(subject, true_means)
+    return subject
 
 
-def _of_function(
-    function: Callable[..., Any], init: dict[str, Any], true_means: str | None, name: str | None = None
-) -> Subject:
-    name = name or getattr(function, "__name__", None) or type(function).__name__
+def _of_function(function: Callable[..., Any], init: dict[str, Any]) -> Subject:
+    named = function.func if isinstance(function, functools.partial) else function
+    name = getattr(named, "__name__", None) or type(function).__name__
     name = "the function" if name == "<lambda>" else name
-    if isinstance(function, functools.partial):
-        name = getattr(function.func, "__name__", name)
-    if (kernel := _of_kernel(function, init, name)) is not None:
-        return kernel
+    if (recognized := recognize_layouts(function, init)) is not None:
+        return _of_kernel(function, init, name, *recognized)
     positional, inputs, arguments, extra = _read_signature(function, name, init)
     layout = "BTC" if inputs != "qkv" or "heads" in arguments else "BHTD"
     if "heads" in arguments and arguments["heads"] not in extra:
         extra[arguments["heads"]] = SIZES["heads"]
     subject = Subject(name, function, None, None, init, arguments, positional, inputs, layout, extra=extra)
     subject.by_name, subject.arrays = _needs_names(function, positional), _is_numpy(function)
-    subject.call = init
-    widths = [
-        init[key] for key in init if vocabulary.argument(key) == "head_width" and type(init[key]) is int
-    ]
-    subject.head_width = widths[0] if widths else None
-    subject.state = FunctionState(function)
-    return _with_conventions(subject, true_means)
+    subject.call, subject.state = init, FunctionState(function)
+    stated = {vocabulary.argument(key): value for key, value in init.items() if type(value) is int}
+    subject.head_width = stated.get("head_width")
+    return subject
 
 
-def _of_kernel(function: Callable[..., Any], init: dict[str, Any], name: str) -> Subject | None:
-    """Return a subject for a function in one of the layouts that kernels take; None for any other."""
-    recognized = recognize_layouts(function, init)
-    if recognized is None:
-        return None
-    layouts, options = recognized
+def _of_kernel(
+    function: Callable[..., Any],
+    init: dict[str, Any],
+    name: str,
+    layouts: list[KernelLayout],
+    options: dict[str, str],
+) -> Subject:
+    """Return a subject for a function in one of the layouts that kernels take."""
     parameters = arguments_of(function)
     neutral = _NEUTRAL | {"softcap": 0.0, "window": (-1, -1)}  # as in FlashAttention
     required = {m: n for m, n in options.items() if n in parameters and is_required(parameters[n])}
@@ -221,32 +224,26 @@ def _needs_names(target: Callable[..., Any], positional: list[str]) -> bool:
 
 def _is_numpy(function: Callable[..., Any]) -> bool:
     """Return whether a function computes with NumPy and not with PyTorch, judging by the modules it names."""
-    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    modules = (
-        {getattr(names.get(name), "__name__", "").partition(".")[0] for name in code.co_names}
-        if code
-        else set()
-    )
+    modules = {getattr(x, "__name__", "").partition(".")[0] for x in _globals_read(function).values()}
     return "numpy" in modules and "torch" not in modules
+
+
+def _globals_read(function: Any) -> dict[str, Any]:
+    """Return the globals that a function's code names."""
+    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    return {name: values.get(name) for name in code.co_names} if code else {}
 
 
 def _declared_head_width(module: nn.Module) -> int | None:
     """Return the width of a head that a module without weights is for, if it says it."""
-    code, values = (
-        getattr(type(module).forward, "__code__", None),
-        getattr(type(module).forward, "__globals__", {}),
-    )
-    constants = {name: values.get(name) for name in code.co_names} if code else {}
-    for name, value in {**constants, **vars(module)}.items():
+    for name, value in {**_globals_read(type(module).forward), **vars(module)}.items():
         meaning = vocabulary.size(name)
         if isinstance(value, Tensor) and value.numel() == 1:
             value = float(value)
         if type(value) not in (int, float) or value <= 0:
             continue
-        width = 0.0
-        if meaning == "head_width":
-            width = float(value)
-        elif meaning == "temperature" or vocabulary.argument(name) == "scale":
+        width = float(value) if meaning == "head_width" else 0.0
+        if meaning == "temperature" or vocabulary.argument(name) == "scale":
             # A temperature is √D, a scale 1/√D.
             width = float(value**2 if value > 1 else value**-2)
         if 1 < round(width) <= 1024 and abs(width - round(width)) < 1e-6 * width:
@@ -331,14 +328,6 @@ def _read_signature(
     return positional, inputs, arguments, extra
 
 
-def missing_argument(name: str, key: str) -> str:
-    """Say how to pass an argument of a call that cannot be guessed."""
-    return (
-        f"{name} needs `{key}` in its call, which cannot be guessed: pass it with --call {key}=…, or "
-        f"check({name}, call={{{key!r}: …}}); a tensor by its shape, as {key}=randn(B,T)"
-    )
-
-
 def _first_tensors(
     order: list[str], required: list[str], meanings: dict[str, str | None]
 ) -> tuple[str, list[str]]:
@@ -361,43 +350,39 @@ def _first_tensors(
 
 def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
     """Set the conventions of PyTorch's and Transformers' own modules, or those that the caller stated."""
+    if true_means not in (None, "look", "hide"):
+        raise ValueError(f'true_means: expected "look" or "hide", got {true_means!r}')
     if isinstance(subject.module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
         subject.arguments.pop("causal", None)  # there only a hint that goes with a mask
         subject.mask_form = MaskForm("hide", 2)
-    elif subject.is_transformers:
+        return subject
+    if subject.is_transformers:
         subject.mask_form = MaskForm("added", 4)
         if "rotary" in subject.arguments:
             width = int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"]
-            name = subject.arguments["rotary"]
-            subject.tables = RotaryTables((name,), width, shape="(1, T, D)", usual=True)
+            names = (subject.arguments["rotary"],)
+            subject.tables = RotaryTables(names, width, shape="(1, T, D)", usual=True)
         # The mask that the model passes decides.
         subject.arguments.pop("causal", None)
-    elif true_means is None and _docstrings_match(subject, _TRUE_HIDES):
-        subject.mask_form, subject.mask_stated = MaskForm("hide", 2), True
-    elif true_means is not None:
-        if true_means not in ("look", "hide"):
-            raise ValueError(f'true_means: expected "look" or "hide", got {true_means!r}')
+        return subject
+    target = subject.target
+    things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
+    prose = "\n".join(str(thing.__doc__ or "") for thing in things)
+    if true_means is None and _TRUE_HIDES.search(prose):
+        true_means = "hide"
+    elif true_means is None and "padding" in subject.arguments and _TRUE_KEEPS.search(prose):
+        true_means = "look"
+    if true_means is not None:
         subject.mask_form, subject.mask_stated = MaskForm(true_means, 2), True
-    elif "padding" in subject.arguments and _docstrings_match(subject, _TRUE_KEEPS):
-        subject.mask_form, subject.mask_stated = MaskForm("look", 2), True
-    if subject.mask_stated:
-        subject.padding_means = subject.mask_form.kind
+        subject.padding_means = true_means
     return subject
 
 
+# A docstring that states a convention of masks: "True indicates masking".
 _TRUE_HIDES = re.compile(
     r"\bTrue`*\s*(indicates|means|marks|=|is|are|for|:)?\s*(masked|masking|hidden|padding|padded|ignored)\b"
 )
-
-
 _TRUE_KEEPS = re.compile(
     r"\bTrue`*\s*(indicates|means|marks|=|is|are|for|:)\s*(to )?"
     r"(keep|kept|attend|visible|valid|(real )?tokens?)\b"
 )
-
-
-def _docstrings_match(subject: Subject, convention: re.Pattern[str]) -> bool:
-    """Return whether the docstrings state a convention of masks: "True indicates masking"."""
-    target = subject.target
-    things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
-    return any(convention.search(str(thing.__doc__ or "")) for thing in things)

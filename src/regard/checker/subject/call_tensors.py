@@ -24,10 +24,6 @@ from regard.checker.errors import CheckError
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Rotation
 
-# The arguments of F.scaled_dot_product_attention by their meaning, in their order.
-SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "dropout": "dropout_p"}
-SDPA |= {"causal": "is_causal", "scale": "scale", "grouped": "enable_gqa"}
-
 
 def rows_sum_to_one(t: Tensor) -> bool:
     # Weights in bfloat16 have steps of 8e-3.
@@ -125,6 +121,15 @@ def _detach(value: Any) -> Any:
     return value
 
 
+def to_device(value: Any, device: str) -> Any:
+    """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
+    if isinstance(value, nn.Module):
+        # `.to()` would leave plain tensors behind, such as the sinks of Transformers' interface.
+        tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
+        value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
+    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
+
+
 def tensors_in_result(result: Any) -> Iterator[Tensor]:
     """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
     if isinstance(result, Tensor):
@@ -151,31 +156,43 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return {}
 
 
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether an argument has no default."""
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variable
+
+
+def missing_argument(name: str, key: str) -> str:
+    """Say how to pass an argument of a call that cannot be guessed."""
+    return (
+        f"{name} needs `{key}` in its call, which cannot be guessed: pass it with --call {key}=…, or "
+        f"check({name}, call={{{key!r}: …}}); a tensor by its shape, as {key}=randn(B,T)"
+    )
+
+
 def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, or of a module's forward pass."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    three = {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}
     # This function is written in C and has no signature.
     if target is F.scaled_dot_product_attention:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        defaults = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
         optional = {
-            name: inspect.Parameter(name, kind, default=defaults.get(name))
-            for name in list(SDPA.values())[3:]
+            "attn_mask": None,
+            "dropout_p": 0.0,
+            "is_causal": False,
+            "scale": None,
+            "enable_gqa": False,
         }
-        return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")} | optional
+        return three | {name: inspect.Parameter(name, kind, default=x) for name, x in optional.items()}
     function = target.forward if isinstance(target, nn.Module) else target
     function = getattr(function, "_init_fn", function)  # of an operator made by torch.library.custom_op
     try:
         parameters = dict(inspect.signature(function).parameters)
-        if (
-            any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
-            or not parameters
-        ):
-            return parameters
-        # A wrapper of (*args, **kwargs) says nothing; three tensors are likeliest.
-        raise ValueError("it names no argument")
     except (TypeError, ValueError):
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}
+        return three
+    # A wrapper of (*args, **kwargs) says nothing; three tensors are likeliest.
+    named = any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+    return parameters if named or not parameters else three
 
 
 @dataclass(frozen=True)
@@ -288,20 +305,11 @@ class RotaryTables:
 
 def table_forms(names: tuple[str, ...], width: int) -> Iterator[RotaryTables]:
     """Yield the usual forms of the tables for these arguments."""
+    forms = [("cos and sin", order, shape) for order in _ORDERS for shape in _SHAPES]
     if len(names) == 1:
-        for shape in _SHAPES:
-            yield RotaryTables(names, width, "complex", "once", shape)
-    for order in ("halves", "once", "neighbours"):
-        for shape in _SHAPES:
-            yield RotaryTables(names, width, "cos and sin", order, shape)
-    if len(names) == 1:
-        for kind, order in (
-            ("stacked", "once"),
-            ("angles", "once"),
-            ("angles", "halves"),
-            ("angles", "neighbours"),
-        ):
-            yield RotaryTables(names, width, kind, order)
+        forms = [("complex", "once", shape) for shape in _SHAPES] + forms
+        forms += [("stacked", "once", "(T, D)"), *(("angles", order, "(T, D)") for order in _ORDERS)]
+    yield from (RotaryTables(names, width, *form) for form in forms)
 
 
 LETTERS = "B, T, S, C, H and D"
@@ -331,27 +339,23 @@ def make_value(name: str, value: Any, question: Question) -> Any:
     if match is None:
         # The code may write into it.
         return value.clone() if isinstance(value, Tensor) else value
-    split = question.q.ndim == 4
-    letters = {"B": question.q.shape[0], "T": question.q.shape[-2], "S": question.k.shape[-2]}
-    letters |= {"H": question.q.shape[1], "D": question.q.shape[-1]} if split else {"C": question.q.shape[-1]}
-    sizes = [_size(name, value, text, letters) for text in match[2].split(",") if text.strip()]
+    q, S = question.q, question.k.shape[-2]
+    letters = {"B": q.shape[0], "T": q.shape[-2], "S": S}
+    letters |= {"H": q.shape[1], "D": q.shape[-1]} if q.ndim == 4 else {"C": q.shape[-1]}
+    sizes: list[int] = []
+    for text in (text.strip() for text in match[2].split(",") if text.strip()):
+        try:
+            if _SIZE.fullmatch(text) is None:
+                raise ValueError(text)
+            sizes.append(int(eval(text, {"__builtins__": {}}, letters)))  # only letters, numbers, + − and ×
+        except (ValueError, NameError, SyntaxError, TypeError):
+            raise CheckError(
+                f"--call {name}={value}: expected sizes of numbers and of {LETTERS}, joined by + - *, "
+                f"got {text!r}; here {', '.join(f'{k} is {v}' for k, v in letters.items())}"
+            ) from None
     if match[1] == "arange":
         return torch.arange(*sizes)
     if match[1] == "randn":
         draw = torch.Generator().manual_seed(60)
         return torch.randn(sizes, generator=draw, dtype=torch.float64).to(question.dtype)
-    make: Callable[..., Tensor] = torch.zeros if match[1] == "zeros" else torch.ones
-    return make(sizes, dtype=question.dtype)
-
-
-def _size(name: str, value: str, text: str, letters: dict[str, int]) -> int:
-    """Return one size, such as `T` or `2*T-1`."""
-    try:
-        if _SIZE.fullmatch(text) is None:
-            raise ValueError(text)
-        return int(eval(text.strip(), {"__builtins__": {}}, letters))  # only letters, numbers, + − and ×
-    except (ValueError, NameError, SyntaxError, TypeError):
-        raise CheckError(
-            f"--call {name}={value}: expected sizes of numbers and of {LETTERS}, joined by + - *, "
-            f"got {text.strip()!r}; here {', '.join(f'{k} is {v}' for k, v in letters.items())}"
-        ) from None
+    return torch.full(sizes, float(match[1] == "ones"), dtype=question.dtype)

@@ -1,30 +1,26 @@
-"""Constructing an instance of a class, and the forms in which it may want to be called.
+"""Constructing an instance of a class.
 
 Arguments are those that the caller gave, and guesses from names for the others. The guessed sizes differ from
 one another, so that no two axes can be confused by chance. A required argument that cannot be guessed is
-named in a `CheckError`. Forms are a layout, a context, the shape of rotary tables: the first in which the
-code is right, or at least runs, is kept.
+named in a `CheckError`.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
-import re
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import MaskForm, parameters_of, table_forms
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.call_tensors import parameters_of
 
 SIZES: dict[str, Any] = {
     "width": 48,
@@ -94,45 +90,29 @@ def _build(cls: type[nn.Module], arguments: dict[str, Any], seed: int) -> nn.Mod
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(**arguments)
-    except UnknownFieldError as error:
-        raise CheckError(_unknown_fields(cls, error)) from error
     except Exception as error:
+        if isinstance(error, UnknownFieldError):
+            missing, read = error.field, f"reads `config.{error.field}`"
+            raise CheckError(_missing(cls, missing, read)) from error
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
+        text = (str(error).strip().splitlines() or ["no message"])[0][:200]
         raise CheckError(
-            f"{cls.__name__}({shown}) raised {type(error).__name__}: {_first_line(error)}; "
+            f"{cls.__name__}({shown}) raised {type(error).__name__}: {text}; "
             f"pass its arguments: --with name=value, or check({cls.__name__}, init={{…}})"
         ) from error
 
 
-def _unknown_fields(cls: type[nn.Module], error: UnknownFieldError) -> str:
-    """Say which fields of a configuration were read and could not be guessed, and how to give them.
-
-    The constructor stops at the first; the others are read from its source.
-    """
-    config = GuessedConfig(SIZES, {})
-    others = [name for name in _config_fields(cls) if not config.knows(name) and name not in error.known]
-    names = list(dict.fromkeys([error.field, *others]))
-    read = ", ".join(f"`config.{name}`" for name in names)
-    options = " ".join(f"{name}=…" for name in names)
-    init = ", ".join(f"{name!r}: …" for name in names)
+def _missing(cls: type, name: str, wants: str) -> str:
+    """Say how to give what cannot be guessed."""
     return (
-        f"{cls.__name__} reads {read}, which cannot be guessed: pass {'it' if len(names) == 1 else 'them'} "
-        f"with --with {options}, or check({cls.__name__}, init={{{init}}})"
+        f"{cls.__name__} {wants}, which cannot be guessed: pass it with --with {name}=…, "
+        f"or check({cls.__name__}, init={{{name!r}: …}})"
     )
-
-
-def _config_fields(cls: type) -> list[str]:
-    """Return the fields of a configuration that the source of a class reads."""
-    try:
-        source = inspect.getsource(cls)
-    except (OSError, TypeError):
-        return []
-    return list(dict.fromkeys(re.findall(rf"\b(?:{'|'.join(_CONFIGS)})\.(\w+)\b(?!\s*[(=])", source)))
 
 
 def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes to guess with, so that the width of a head fits what the caller gave."""
-    stated = {vocabulary.size(name): value for name, value in init.items() if type(value) is int}
+    stated = {meaning: x for meaning, x in vocabulary.sizes(init).items() if type(x) is int}
     width, heads = stated.get("width", sizes["width"]), stated.get("heads", sizes["heads"])
     if not {"width", "heads"} & stated.keys() or width % heads:
         return sizes
@@ -142,49 +122,25 @@ def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
 
 def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments with which to construct `cls`."""
-    parameters = parameters_of(cls)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    every = parameters_of(cls)
+    named = {n: p for n, p in every.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in every.values())
     arguments: dict[str, Any] = {}
-    used: set[str] = set()
-    for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
+    configured = False
+    for name, parameter in named.items():
         if name in init:
             arguments[name] = init[name]
-            used.add(name)
-        elif (config := _config(cls, name, init, sizes)) is not None:
-            arguments[name] = config
-            used.update(init)
+        elif name in _CONFIGS:
+            arguments[name], configured = _config(cls, name, init, sizes), True
         elif (guess := _guess(cls, name, parameter, sizes)) is not None:
             arguments[name] = guess
         elif parameter.default is parameter.empty:
-            raise CheckError(
-                f"{cls.__name__} needs `{name}`, which cannot be guessed: pass it with --with {name}=…, "
-                f"or check({cls.__name__}, init={{{name!r}: …}})"
-            )
-    unknown = [name for name in init if name not in used]
-    if unknown and takes_any:
-        arguments.update({name: init[name] for name in unknown})
-    elif unknown:
-        accepted = ", ".join(name for name in parameters if name != "self")
+            raise CheckError(_missing(cls, name, f"needs `{name}`"))
+    unknown = [] if configured else [name for name in init if name not in named]
+    if unknown and not takes_any:
+        accepted = ", ".join(name for name in every if name != "self")
         raise CheckError(f"{cls.__name__} takes no `{unknown[0]}`; it takes {accepted or 'no arguments'}")
-    return arguments
-
-
-def add_promises(thing: Any, init: dict[str, Any], promises: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a class or function, completed by what the caller promised of it.
-
-    `promises` are options of `check` such as `window=3`. A name that both sides know goes to both; a class
-    also gets them under a name of the same meaning (`heads=8` as `num_heads`).
-    """
-    completed = dict(init)
-    parameters = parameters_of(thing) if callable(thing) else {}
-    for meaning, value in promises.items():
-        for name in parameters if value is not None else ():
-            same = name == meaning or vocabulary.size(name) == meaning
-            if same if isinstance(thing, type) else name == meaning == "heads":
-                completed.setdefault(name, value)
-    return completed
+    return arguments | {name: init[name] for name in unknown}
 
 
 def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
@@ -212,45 +168,44 @@ def _is_own_depth(meaning: str | None, default: Any) -> bool:
 
 def depth_left_out(cls: type, init: dict[str, Any]) -> str:
     """Return how many layers `build` gives a model that has more, or may: "2 of 24 layers"; else ""."""
-    small = SIZES["layers"]
-    configs = [_config_class(cls, name) for name in parameters_of(cls) if name in _CONFIGS]
-    for owner in [cls, *(kind for kind in configs if kind is not None)]:
+    small, configs = SIZES["layers"], [name for name in parameters_of(cls) if name in _CONFIGS]
+    kinds = [_config_class(cls, name) for name in configs]
+    for owner in [cls, *(kind for kind in kinds if kind is not None)]:
         for name, parameter in parameters_of(owner).items():
-            if (
-                vocabulary.size(name) != "layers"
-                or name in init
-                or _is_own_depth("layers", parameter.default)
-            ):
+            default = parameter.default
+            if vocabulary.size(name) != "layers" or name in init or _is_own_depth("layers", default):
                 continue
-            known = type(parameter.default) is int and parameter.default > small
-            return f"{small} of {parameter.default} layers" if known else f"{small} layers"
-    read = [name for name in _config_fields(cls) if vocabulary.size(name) == "layers" and name not in init]
-    return f"{small} layers" if read and None in configs else ""
+            known = type(default) is int and default > small
+            return f"{small} of {default} layers" if known else f"{small} layers"
+    return f"{small} layers" if None in kinds else ""
 
 
 def _config_class(cls: type, name: str) -> type | None:
     """Return the class of a constructor's configuration; None if it is not known."""
-    return _transformers_config(cls) or annotated_class(cls, name)
+    home, _, file = cls.__module__.rpartition(".")
+    # That of a Transformers attention often has no annotation.
+    if home.startswith("transformers.models.") and file.startswith("modeling_"):
+        module = importlib.import_module(f"{home}.{file.replace('modeling_', 'configuration_', 1)}")
+        for kind in vars(module).values():
+            own = isinstance(kind, type) and kind.__module__ == module.__name__
+            if own and kind.__name__.endswith("Config"):
+                return cast(type, kind)
+    return annotated_class(cls, name)
 
 
 def _config(cls: type, name: str, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
     """Return a small configuration for an argument called `config`, of its annotated class if it has one."""
-    if name not in _CONFIGS:
-        return None
     kind = _config_class(cls, name)
-    if kind is not None and not issubclass(kind, dict):
-        return _construct_config(kind, init, sizes)
-    return GuessedConfig(sizes, init)
-
-
-def _transformers_config(cls: type) -> type | None:
-    """Return the configuration class of a Transformers attention, which often has no annotation."""
-    home, _, file = cls.__module__.rpartition(".")
-    if not home.startswith("transformers.models.") or not file.startswith("modeling_"):
-        return None
-    module = importlib.import_module(f"{home}.{file.replace('modeling_', 'configuration_', 1)}")
-    kinds = [k for k in vars(module).values() if isinstance(k, type) and k.__module__ == module.__name__]
-    return next((k for k in kinds if k.__name__.endswith("Config")), None)
+    if kind is None or issubclass(kind, dict) or not (is_dataclass(kind) or parameters_of(kind)):
+        return GuessedConfig(sizes, init)
+    small: dict[str, Any] = {}
+    for name, parameter in parameters_of(kind).items():
+        meaning, own = vocabulary.size(name), parameter.default
+        if meaning in _SMALL and not isinstance(own, bool) and not _is_own_depth(meaning, own):
+            small[name] = sizes[meaning]
+        if name in init:
+            small[name] = init[name]
+    return kind(**small)
 
 
 # The sizes that are small in a configuration whatever its defaults are.
@@ -258,27 +213,12 @@ _SMALL = {"width", "heads", "groups", "length", "head_width", "dropout", "vocabu
 _SMALL |= {"inner_width", "keep"}
 
 
-def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
-    if not (is_dataclass(kind) or parameters_of(kind)):
-        return GuessedConfig(sizes, init)
-    small: dict[str, Any] = {}
-    for name, parameter in parameters_of(kind).items():
-        meaning = vocabulary.size(name)
-        if name in init:
-            small[name] = init[name]
-        elif _is_own_depth(meaning, parameter.default):
-            continue
-        elif meaning in _SMALL and not isinstance(parameter.default, bool):
-            small[name] = sizes[meaning]
-    return kind(**small)
-
-
 class UnknownFieldError(AttributeError):
     """A field of a guessed configuration that cannot be guessed. An AttributeError, for `hasattr`."""
 
-    def __init__(self, field: str, known: Collection[str]) -> None:
+    def __init__(self, field: str) -> None:
         super().__init__(f"config.{field} cannot be guessed: pass it with --with {field}=…")
-        self.field, self.known = field, set(known)  # `known` are the fields that the caller gave
+        self.field = field
 
 
 class GuessedConfig(SimpleNamespace):
@@ -287,13 +227,11 @@ class GuessedConfig(SimpleNamespace):
     def __init__(self, sizes: dict[str, Any] | None = None, init: dict[str, Any] | None = None) -> None:
         super().__init__(**(init or {}))
         self.__dict__["_sizes"] = sizes or {}  # `copy` makes one without arguments, then fills it
-        self.__dict__["_read"] = {}
 
-    def knows(self, name: str) -> bool:
-        """Return whether a field is given or can be guessed."""
-        return name in self.__dict__ or self._guess(name) is not UNKNOWN
-
-    def _guess(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        # copy and pickle look for methods such as __deepcopy__.
+        if name.startswith("__"):
+            raise AttributeError(name)
         meaning, sizes = vocabulary.size(name), self.__dict__["_sizes"]
         if meaning in sizes:
             return sizes[meaning]
@@ -303,17 +241,7 @@ class GuessedConfig(SimpleNamespace):
             return self  # a part of the configuration
         if name == "model_type":
             return None  # minGPT's GPT takes either this or the sizes
-        return UNKNOWN
-
-    def __getattr__(self, name: str) -> Any:
-        # copy and pickle look for methods such as __deepcopy__.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if (value := self._guess(name)) is UNKNOWN:
-            raise UnknownFieldError(name, self.__dict__)
-        if value is not self:
-            self.__dict__["_read"][name] = value
-        return value
+        raise UnknownFieldError(name)
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -323,12 +251,7 @@ class GuessedConfig(SimpleNamespace):
         return getattr(self, name, default)
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        fields = ", ".join(f"{name}={value!r}" for name, value in (given | self.__dict__["_read"]).items())
-        return f"a configuration with {fields}" if fields else "a configuration of which nothing was read"
-
-
-UNKNOWN = object()
+        return "a configuration"
 
 
 def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
@@ -343,66 +266,3 @@ def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
         return None
     choices = [c for c in typing.get_args(hint) if c is not type(None)] or [hint]
     return choices[0] if isinstance(choices[0], type) else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:200]
-
-
-def forms(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject in every form in which code on sequences may be called, the most usual first."""
-    for form in with_open_masks(subject):
-        yield from _table_forms(form)
-    if subject.inputs == "x" and "context" in subject.arguments:
-        context = subject.arguments["context"]
-        extra = {name: value for name, value in subject.extra.items() if name != context}
-        positional = [*subject.positional, context]
-        yield subject.replaced(inputs="context", positional=positional, by_name=True, extra=extra)
-    if subject.layout == "BTC":
-        # Diffusion models attend over images (B, C, H, W), speech over signals (B, C, T), and window
-        # attention of vision over (B, H, W, C).
-        for layout in ("TC", "BCHW", "BCT", "BHWC"):
-            yield subject.replaced(layout=layout)
-
-
-def with_open_masks(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject as it is; if it needs a mask, also with one that hides nothing."""
-    yield subject
-    # None is what a required mask gets, so that another value must stand for one that is not passed.
-    if subject.extra.get(subject.arguments.get("mask", ""), subject) is not None:
-        return  # its mask is optional, or the caller passes one
-    # The mask of TensorFlow's tutorial is 1 where it hides, that of The Annotated Transformer 0.
-    kinds = (
-        (subject.mask_form.kind,)
-        if subject.mask_stated
-        else ("look", "hide", "added", "zero-one", "one-zero")
-    )
-    for kind, rank in itertools.product(kinds, (2, 4, 3)):
-        yield subject.replaced(mask_form=MaskForm(kind, rank), open_mask=True)
-
-
-def is_certain(form: Subject) -> bool:
-    """Return whether a form that runs is the one to call the code in, right or wrong."""
-    return (form.tables is None or form.tables.usual) and not form.open_mask
-
-
-def _table_forms(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
-    names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
-    known = not names or subject.tables is not None or any(name in subject.extra for name in names)
-    if known:
-        yield subject
-    if known and (subject.tables is None or any(name in subject.extra for name in names)):
-        return
-    # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
-    for tables in table_forms(names, _head_width(subject.module)):
-        yield subject.replaced(tables=tables)
-
-
-def _head_width(module: nn.Module | None) -> int:
-    """Return the width of a head: what the module says, or its width divided by its heads."""
-    attributes = {} if module is None else vars(module)
-    sizes = {vocabulary.size(name): int(value) for name, value in attributes.items() if type(value) is int}
-    if "head_width" in sizes:
-        return sizes["head_width"]
-    return sizes.get("width", int(SIZES["width"])) // sizes.get("heads", int(SIZES["heads"]))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.kernel_layouts import KernelLayout, find_optional, find_shape, to_device
+from regard.checker.subject.call_tensors import to_device
+from regard.checker.subject.kernel_layouts import KernelLayout, find_optional, find_shape
 
 
 @dataclass(frozen=True)
@@ -92,21 +93,11 @@ class MaskInterfaceLayout(KernelLayout):
             "may skip": False,
             "may skip both": False,
             "dtype": question.dtype,
-            "device": "cpu",
         }
 
-    def run(
-        self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
-    ) -> Answer:
-        """Call the function, and attend with the mask that it returns; None hides nothing."""
-        encoded = {self.names[m]: value for m, value in self.encode(question).items() if m in self.names}
-        keywords = {name: to_device(value, device) for name, value in encoded.items()}
-        if "device" in self.names:
-            keywords[self.names["device"]] = torch.device(device)
-        mask = target(**keywords)
-        if mask is not None and not isinstance(mask, Tensor):
-            raise RuntimeError(f"it returned a {type(mask).__name__}; expected a mask (B, 1, T, S) or None")
-        return attend_with_mask(question, to_device(mask, "cpu"))
+    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
+        """Attend with the mask that the function returned; None hides nothing."""
+        return attend_with_mask(question, tensors[0] if tensors else None)
 
 
 def attend_with_mask(question: Question, mask: Tensor | None) -> Answer:

@@ -92,7 +92,6 @@ class InsideSubject(Subject):
 
     places: dict[str, Place] = field(default_factory=dict)  # of "query", "key", "value" and "merged"
     sources: tuple[int, int, int] | None = (0, 1, 2)  # the input of each role; None if it is not clear
-    _seen: dict[tuple[int, torch.dtype], tuple[Tensor, list[Tensor]]] = field(default_factory=dict)
 
     def _run(
         self, question: Question, module: nn.Module | None = None, dropout: bool = False
@@ -116,26 +115,15 @@ class InsideSubject(Subject):
             reply, calls = self._run(item, module, dropout)
             if reply.answer is None:
                 return reply
-            if (place := self.places.get("merged")) is None:
-                merged.append(reply.answer.output[0])
-                continue
+            place = self.places.get("merged")
             try:
-                merged.append(place.read(calls, item.q.shape[-2]))
+                merged.append(place.read(calls, item.q.shape[-2]) if place else reply.answer.output[0])
             except RuntimeError as error:
                 return Reply(None, error)
         return Reply(Answer(torch.stack(merged)))
 
     def project(self, question: Question) -> list[Tensor]:
         """Return the module's own queries, keys and values on a question, (B, T, width) each."""
-        key = (id(question.q), question.dtype)
-        # The id of a tensor that is gone may be that of another one.
-        if key not in self._seen or self._seen[key][0] is not question.q:
-            while len(self._seen) > 32:
-                self._seen.pop(next(iter(self._seen)))
-            self._seen[key] = question.q, self._project(question)
-        return self._seen[key][1]
-
-    def _project(self, question: Question) -> list[Tensor]:
         items = []
         bare = replace(question, mask=None, padding=None, bias=None)  # projections do not depend on masks
         for item, plain in zip(question.items(), bare.items(), strict=True):
@@ -289,8 +277,7 @@ def _find_sources(inside: InsideSubject, question: Question) -> tuple[int, int, 
         moved = getattr(question, name) + 1.0
         changed = replace(question, **{name: moved})
         changed = replace(changed, v=moved) if name == "k" and question.k is question.v else changed
-        # The cache of projections is by the queries.
-        for role, (old, new) in enumerate(zip(before, inside._project(changed), strict=True)):
+        for role, (old, new) in enumerate(zip(before, inside.project(changed), strict=True)):
             sources[role] += [i] if not torch.allclose(old, new) else []
     if sources == [[0], [1], [len(names) - 1]]:
         return 0, 1, 2

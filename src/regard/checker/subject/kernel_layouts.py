@@ -6,7 +6,6 @@ keys stand in a cache: contiguous with lengths, or in pages that a page table fi
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.checker.oracle.question import Answer, Question, to_whole_pages
-from regard.checker.subject.call_tensors import arrange, tensors_in_result
+from regard.checker.subject.call_tensors import arrange, tensors_in_result, to_device
 
 
 @dataclass(frozen=True)
@@ -68,24 +67,16 @@ class KernelLayout(ABC):
         # Only a scale without a default has a name in this layout.
         usual = question.q.shape[-1] ** -0.5
         arguments = self.encode(question) | {"scale": usual if question.scale is None else question.scale}
+        arguments["device"] = torch.device(device)
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
         keywords = {name: to_device(value, device) for name, value in (options | encoded).items()}
         result = target(**keywords)
         tensors = list(tensors_in_result(result))
         if not tensors and "out" in self.names:  # it wrote into the tensor that it was given
             tensors = [keywords[self.names["out"]]]
-        if not tensors:
+        if not tensors and not (self.makes_mask and result is None):
             raise RuntimeError(f"it returned {type(result).__name__}; expected a tensor or (output, lse)")
         return self.decode([to_device(t, "cpu") for t in tensors], question)
-
-
-def to_device(value: Any, device: str) -> Any:
-    """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
-    if isinstance(value, nn.Module):
-        # `.to()` would leave plain tensors behind, such as the sinks of Transformers' interface.
-        tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
-        value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
-    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
 
 
 def find_shape(tensors: list[Tensor], *shapes: tuple[int, ...]) -> Tensor:
@@ -108,49 +99,94 @@ def int32(numbers: Any) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def is_required(parameter: inspect.Parameter) -> bool:
-    """Return whether an argument has no default."""
-    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variable
+CACHED_LAYOUTS = ("cache", "paged", "paged or not")
 
 
 @dataclass(frozen=True)
-class PackedLayout(KernelLayout):
-    """Sequences one after the other, without padding."""
+class TensorLayout(KernelLayout):
+    """Sequences packed without padding, or queries on keys in a cache: contiguous, or in pages.
 
+    `queries` are "BHD" (one query each), "BTHD", "BHTD" or "packed"; `keys` are "packed", or in a cache whose
+    order is "SG" (position, head) or "GS". Pages are (pages, page size, G, D) or (pages, G, page size, D).
+    """
+
+    queries: str = "packed"
+    keys: str = "packed"
+    single: bool = False  # one query with an axis of its own
+    optional: bool = False  # the page table may be absent: then the cache is contiguous
     ragged: ClassVar[bool] = True
 
-    kind: ClassVar[str] = "packed"
+    @property
+    def kind(self) -> str:
+        if self.keys == "packed":
+            return "packed"
+        return "cache" if "page table" not in self.names else "paged or not" if self.optional else "paged"
+
+    @property
+    def ragged_queries(self) -> bool:
+        """Only where the queries are packed."""
+        return self.queries == "packed"
+
+    @property
+    def one_query(self) -> bool:
+        return self.queries == "BHD" or self.single
 
     @property
     def square(self) -> bool:
         """Whether one `cu_seqlens` holds for queries and keys."""
-        return "key starts" not in self.names
+        return self.keys == "packed" and "key starts" not in self.names
 
     @property
     def description(self) -> str:
-        return f"packed sequences (total, H, D) with {self.names['query starts']}"
+        if self.keys == "packed":
+            return f"packed sequences (total, H, D) with {self.names['query starts']}"
+        shape = {"BHD": "(B, H, D)", "packed": "(total, H, D)"}.get(self.queries)
+        shape = shape or f"({', '.join(self.queries.replace('T', '1') if self.single else self.queries)})"
+        if "page table" in self.names:
+            return f"queries {shape}, keys in pages found by {self.names['page table']}"
+        return f"queries {shape}, keys in a cache {'(B, S, G, D)' if self.keys == 'SG' else '(B, G, S, D)'}"
 
     def encode(self, question: Question) -> dict[str, Any]:
         queries, keys = question.all_lengths()
-        q, k, v = pack(question.q, queries), pack(question.k, keys), pack(question.v, keys)
-        qkv = torch.stack([q, k, v], 1) if "qkv" in self.names else None  # (total, 3, H, D)
-        kv = torch.stack([k, v], 1) if "kv" in self.names else None
-        arguments: dict[str, Any] = {"query": q, "key": k, "value": v, "qkv": qkv, "kv": kv}
-        arguments |= {"query starts": starts(queries), "key starts": starts(keys)}
+        packed = self.queries == "packed"
+        q = pack(question.q, queries) if packed else arrange(question.q, "BHTD", self.queries)
+        k, v, tables = question.k, question.v, None
+        if question.page is not None:
+            tables, k, v = _to_pages(question, keys, question.page)
+        if self.keys == "packed":
+            k, v = pack(k, keys), pack(v, keys)
+        elif (self.keys == "SG") == (tables is None):  # pages are made in the order "SG"
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        arguments: dict[str, Any] = {"query": q, "key": k, "value": v}
+        if "qkv" in self.names:
+            arguments["qkv"] = torch.stack([q, k, v], 1)  # (total, 3, H, D)
+        if "kv" in self.names:
+            arguments["kv"] = torch.stack([k, v], 1)
+        if tables is not None:
+            arguments |= {"page table": tables, "page size": question.page}
+        arguments |= {"query starts": starts(queries), "key starts": starts(keys), "lengths": int32(keys)}
         arguments |= {"longest query": max(queries), "longest key": max(keys), "batch": len(queries)}
-        return arguments | {"out": q.new_empty(*q.shape[:2], v.shape[-1])}
+        return arguments | {
+            "groups": question.k.shape[1],
+            "out": q.new_empty(*q.shape[:-1], question.v.shape[-1]),
+        }
 
     def decode(self, tensors: list[Tensor], question: Question) -> Answer:
-        queries = question.all_lengths()[0]
-        total, H, E = sum(queries), question.q.shape[1], question.v.shape[-1]
+        B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
+        lengths = question.all_lengths()[0]
+        total, sizes = sum(lengths), {"B": B, "H": H, "T": T, "D": E}
+        if self.queries != "packed":
+            output = find_shape(tensors, tuple(sizes[axis] for axis in self.queries))
+            lse = find_optional(tensors, output, (B, H, T), *([(B, H)] if T == 1 else []))
+            lse = None if lse is None else lse.reshape(B, H, T)
+            return Answer(arrange(output, self.queries, "BHTD"), None, lse)
         output = find_shape(tensors, (total, H, E))
         # flash-attn returns (H, total), its earlier versions (B, H, longest), and FlashInfer (total, H).
-        lse = find_optional(tensors, output, (H, total), (total, H), (len(queries), H, max(queries)))
+        lse = find_optional(tensors, output, (H, total), (total, H), (B, H, max(lengths)), (B, H, T))
         if lse is not None and lse.ndim == 2:
             by_token = lse.T if lse.shape == (H, total) else lse
-            lse = unpack(by_token[..., None], queries, question)[..., 0]
-        return Answer(unpack(output, queries, question), None, lse)
+            lse = unpack(by_token[..., None], lengths, question)[..., 0]
+        return Answer(unpack(output, lengths, question), None, lse)
 
 
 def starts(lengths: tuple[int, ...]) -> Tensor:
@@ -171,98 +207,6 @@ def unpack(x: Tensor, lengths: tuple[int, ...], question: Question) -> Tensor:
         for part in torch.split(x, list(lengths))
     ]
     return torch.stack(rows).transpose(1, 2)
-
-
-CACHED_LAYOUTS = ("cache", "paged", "paged or not")
-
-
-@dataclass(frozen=True)
-class CacheLayout(KernelLayout):
-    """Queries on cached keys.
-
-    `queries` are "BHD" (one query each), "BTHD", "BHTD" or "packed"; keys in the cache have the order "SG"
-    (position, head) or "GS".
-    """
-
-    queries: str = "BTHD"
-    keys: str = "SG"
-    single: bool = False
-    ragged: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> str:
-        return "cache"
-
-    @property
-    def ragged_queries(self) -> bool:
-        """Only where the queries are packed."""
-        return self.queries == "packed"
-
-    @property
-    def one_query(self) -> bool:
-        return self.queries == "BHD" or self.single
-
-    @property
-    def description(self) -> str:
-        shape = {"BHD": "(B, H, D)", "packed": "(total, H, D)"}.get(self.queries)
-        shape = shape or f"({', '.join(self.queries.replace('T', '1') if self.single else self.queries)})"
-        cache = "(B, S, G, D)" if self.keys == "SG" else "(B, G, S, D)"
-        return f"queries {shape}, keys in a cache {cache}"
-
-    def encode(self, question: Question) -> dict[str, Any]:
-        lengths, key_lengths = question.all_lengths()
-        k, v = (x if self.keys == "GS" else x.transpose(1, 2) for x in (question.k, question.v))
-        arguments = self._encode_queries(question) | {"key": k, "value": v}
-        arguments |= {"lengths": int32(key_lengths), "key starts": starts(key_lengths)}
-        arguments |= {"longest query": max(lengths), "longest key": max(key_lengths), "batch": len(lengths)}
-        return arguments | {"groups": question.k.shape[1]}
-
-    def _encode_queries(self, question: Question) -> dict[str, Any]:
-        lengths = question.all_lengths()[0]
-        packed = self.queries == "packed"
-        q = pack(question.q, lengths) if packed else arrange(question.q, "BHTD", self.queries)
-        return {
-            "query": q,
-            "query starts": starts(lengths),
-            "out": q.new_empty(*q.shape[:-1], question.v.shape[-1]),
-        }
-
-    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
-        B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
-        lengths = question.all_lengths()[0]
-        sizes, packed = {"B": B, "H": H, "T": T, "D": E}, self.queries == "packed"
-        shape = (sum(lengths), H, E) if packed else tuple(sizes[axis] for axis in self.queries)
-        output = find_shape(tensors, shape)
-        lse = find_optional(tensors, output, (B, H, T), *([(B, H)] if T == 1 else []))
-        answer = unpack(output, lengths, question) if packed else arrange(output, self.queries, "BHTD")
-        return Answer(answer, None, None if lse is None else lse.reshape(B, H, T))
-
-
-@dataclass(frozen=True)
-class PagedLayout(CacheLayout):
-    """Queries on keys in pages, (pages, page size, G, D) or (pages, G, page size, D)."""
-
-    optional: bool = False  # the page table may be absent: then the cache is contiguous
-
-    @property
-    def kind(self) -> str:
-        return "paged or not" if self.optional else "paged"
-
-    @property
-    def description(self) -> str:
-        queries = super().description.partition(", keys")[0]
-        return f"{queries}, keys in pages found by {self.names['page table']}"
-
-    def encode(self, question: Question) -> dict[str, Any]:
-        arguments = super().encode(question)
-        if question.page is None:  # the other arm: a contiguous cache
-            return arguments
-        lengths = question.all_lengths()[1]
-        tables, k, v = _to_pages(question, lengths, question.page)
-        if self.keys == "GS":
-            k, v = k.transpose(1, 2), v.transpose(1, 2)  # (pages, G, page, D)
-        arguments |= {"key": k, "value": v, "page table": tables, "page size": question.page}
-        return arguments
 
 
 def _to_pages(question: Question, lengths: tuple[int, ...], page: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,15 +11,9 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import parameters_of
+from regard.checker.subject.call_tensors import is_required, missing_argument, parameters_of
 from regard.checker.subject.framework_layouts import InterfaceLayout, MaskInterfaceLayout, ModLayout
-from regard.checker.subject.kernel_layouts import (
-    CacheLayout,
-    KernelLayout,
-    PackedLayout,
-    PagedLayout,
-    is_required,
-)
+from regard.checker.subject.kernel_layouts import KernelLayout, TensorLayout
 
 _OPTIONS: tuple[str, ...] = (
     "causal",
@@ -52,7 +47,7 @@ def recognize_layouts(
     # Every mask function of Transformers takes these two.
     if "mask_function" in order and "kv_length" in order:
         names = _by_meaning(order, _MASK_MEANINGS)
-        _refuse_unknown(parameters, {*names.values(), *init})
+        _refuse_unknown(function, {*names.values(), *init})
         asked = {"causal": "mask_function", "mask": "mask_function", "padding": names.get("padding", "")}
         return [MaskInterfaceLayout(names)], {m: name for m, name in asked.items() if name}
     names = _by_meaning(order, _MEANINGS)
@@ -70,7 +65,7 @@ def recognize_layouts(
         scale not in parameters or parameters[scale].default is inspect.Parameter.empty
     ):
         layouts = [replace(layout, names=layout.names | {"scale": scale}) for layout in layouts]
-    _refuse_unknown(parameters, {*layouts[0].names.values(), *options.values(), *init})
+    _refuse_unknown(function, {*layouts[0].names.values(), *options.values(), *init})
     return layouts, options
 
 
@@ -124,20 +119,19 @@ def _candidates(
     if "page table" in names and has_inputs and not (packs_queries and packs_keys):
         optional = not is_required(parameters[names["page table"]])
         forms = (("packed", False),) if packs_queries else _QUERY_FORMS
-        return [
-            PagedLayout(names, queries, keys, single, optional=optional)
-            for keys in ("SG", "GS")
-            for queries, single in forms
-        ]
+        return _cached(names, forms, optional=optional)
     if "query starts" in names and (has_inputs or "qkv" in names or {"query", "kv"} <= names.keys()):
-        return [PackedLayout(names)]
+        return [TensorLayout(names)]
     if has_inputs and ("cache" in names["key"] or names.get("lengths") in _CACHE_LENGTHS):
-        return [
-            CacheLayout(names, queries, keys, single)
-            for keys in ("SG", "GS")
-            for queries, single in _QUERY_FORMS
-        ]
+        return _cached(names, _QUERY_FORMS)
     return []
+
+
+def _cached(
+    names: dict[str, str], forms: tuple[tuple[str, bool], ...], *, optional: bool = False
+) -> list[KernelLayout]:
+    orders = itertools.product(("SG", "GS"), forms)
+    return [TensorLayout(names, queries, keys, single, optional) for keys, (queries, single) in orders]
 
 
 # Names of lengths that belong to a cache. `lengths` beside q, k and v may mean padding.
@@ -153,11 +147,8 @@ _CACHE_LENGTHS = (
 _QUERY_FORMS = (("BTHD", False), ("BHTD", False), ("BHD", False), ("BTHD", True), ("BHTD", True))
 
 
-def _refuse_unknown(parameters: dict[str, inspect.Parameter], known: set[str]) -> None:
+def _refuse_unknown(function: Callable[..., Any], known: set[str]) -> None:
     """Raise `CheckError` for a required argument whose meaning is not known."""
-    for name, p in parameters.items():
-        if is_required(p) and name not in known:
-            raise CheckError(
-                f"it needs `{name}` in its call, which cannot be guessed: pass it with --call {name}=…, or "
-                f"check(…, call={{{name!r}: …}})"
-            )
+    for name, parameter in parameters_of(function).items():
+        if is_required(parameter) and name not in known:
+            raise CheckError(missing_argument(getattr(function, "__name__", "the kernel"), name))

@@ -50,8 +50,12 @@ def find_wirings(
     for weight in weights:
         by_role.setdefault(weight.role, []).append(weight)
     wirings: list[Wiring] = []
+    outs: list[Affine | None] = [
+        affine for weight in by_role.get("out", [])[-1:] for affine in _affines(weight)
+    ]
+    outs = outs or [None]
     for query, key, value, joined in _candidates(by_role, module, heads):
-        for out in _outputs(by_role):
+        for out in outs:
             for H in head_counts(module, heads, joined, query.weight.shape[1]):
                 if (wiring := _wire(query, key, value, out, H)) is not None:
                     wirings.append(replace(wiring, scale=declared, **extras))
@@ -148,44 +152,32 @@ def _candidates(
 ) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
     """Yield query, key and value layers, and the number of heads they were joined from, or None."""
     separate = [_join(by_role.get(role, [])) for role in _ROLES]
+    fused, pair = by_role.get("qkv", []), by_role.get("kv", [])
     if all(separate):
-        yield from _separate(separate)
-        return
-    if len(by_role.get("qkv", [])) == 1:
-        for affine in _affines(by_role["qkv"][0]):
+        # Bare square weights are x @ W for all three, or x @ W.T for all.
+        for way in range(max(len(role) for role in separate)):
+            (q, joined), (k, _), (v, _) = (role[min(way, len(role) - 1)] for role in separate)
+            yield q, k, v, joined
+    elif len(fused) == 1:
+        for affine in _affines(fused[0]):
             for H in head_counts(module, heads, None, affine.weight.shape[1]):
-                for qkv in _unfuse(affine, H):
-                    yield *qkv, None
-        return
-    if separate[0] and len(by_role.get("kv", [])) == 1:
-        for affine in _affines(by_role["kv"][0]):
-            key, value = _blocks(affine, [affine.weight.shape[1] // 2] * 2)
-            for query, joined in separate[0]:
-                yield query, key, value, joined
-        return
-
-
-def _separate(
-    roles: list[list[tuple[Affine, int | None]]],
-) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
-    """Combine the layers of three roles. Bare square weights are x @ W for all three, or x @ W.T for all."""
-    ways = max(len(role) for role in roles)
-    for way in range(ways):
-        (q, joined), (k, _), (v, _) = (role[min(way, len(role) - 1)] for role in roles)
-        yield q, k, v, joined
+                for channels in _orders(affine.weight.shape[1], H):
+                    query, key, value = (_pick(affine, index) for index in channels)
+                    yield query, key, value, None
+    elif separate[0] and len(pair) == 1:
+        for affine, (query, joined) in itertools.product(_affines(pair[0]), separate[0]):
+            key, value = (_pick(affine, half) for half in torch.arange(affine.weight.shape[1]).chunk(2))
+            yield query, key, value, joined
 
 
 def _join(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:
     """Return one layer from one weight, or from the same weight of every head in a list, concatenated."""
-    if not weights:
-        return []
-    if len(weights) == 1:
-        return [(affine, None) for affine in _affines(weights[0])]
-    # Several weights of one role are those of a list of heads only if their paths are numbered.
-    if not all(re.search(r"\d", weight.path) for weight in weights):
-        return []
+    if len(weights) < 2:
+        return [(affine, None) for weight in weights for affine in _affines(weight)]
     matrices = [weight.matrices[0] for weight in weights]
-    if len({matrix.shape for matrix in matrices}) > 1:
+    # Several weights of one role are those of a list of heads only if their paths are numbered.
+    numbered = all(re.search(r"\d", weight.path) for weight in weights)
+    if not numbered or len({matrix.shape for matrix in matrices}) > 1:
         return []
     biases = [weight.bias for weight in weights if weight.bias is not None]
     bias = torch.cat(biases) if len(biases) == len(weights) else None
@@ -198,58 +190,35 @@ def _affines(weight: _Weight) -> Iterator[Affine]:
         yield Affine(matrix, weight.bias.flatten() if fits and weight.bias is not None else None)
 
 
-def _outputs(by_role: dict[str | None, list[_Weight]]) -> list[Affine | None]:
-    outs = by_role.get("out", [])
-    return list(_affines(outs[-1])) if outs else [None]
-
-
 def head_counts(module: nn.Module, heads: int | None, joined: int | None, width: int) -> list[int]:
     """Return the possible numbers of heads in a width: stated, joined from a list, named, or any."""
     if heads is not None or joined is not None:
         return [heads or joined or 1]
-    named = [
-        value
-        # Many layers of Transformers have the number of heads in their configuration alone.
-        for part in (*module.modules(), getattr(module, "config", None))
-        for name, value in (vars(part).items() if part is not None else ())
-        if vocabulary.size(name) == "heads"
-        and isinstance(value, int)
-        and not isinstance(value, bool)
-        and value > 0
-    ]
-    if named:
-        return named[:1]
-    return [1] + [n for n in range(2, min(width, 33)) if width % n == 0]
+    # Many layers of Transformers have the number of heads in their configuration alone.
+    parts = [vars(part) for part in (*module.modules(), getattr(module, "config", None)) if part is not None]
+    named = [vocabulary.sizes(part).get("heads") for part in parts]
+    stated = [n for n in named if type(n) is int and n > 0]
+    return stated[:1] or [1] + [n for n in range(2, min(width, 33)) if width % n == 0]
 
 
-def _unfuse(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
-    """Yield the three parts of a fused projection, in every usual order."""
-    total = affine.weight.shape[1]
+def _orders(total: int, H: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the channels of queries, keys and values in a fused projection, in every usual order."""
+    channels = torch.arange(total)
     if total % 3 == 0 and (total // 3) % H == 0:
         D = total // 3 // H
-        for order in itertools.permutations(range(3)):
-            # GPT-2 fuses as (3, H, D) and GPT-NeoX as (H, 3, D).
-            for layout in ((3, H, D), (H, 3, D), (H, D, 3)):
-                index = torch.arange(total).view(layout)
-                axis = layout.index(3)
-                q, k, v = (_pick(affine, index.select(axis, part).flatten()) for part in order)
-                yield q, k, v
+        # GPT-2 fuses as (3, H, D) and GPT-NeoX as (H, 3, D).
+        for order, shape in itertools.product(
+            itertools.permutations(range(3)), ((3, H, D), (H, 3, D), (H, D, 3))
+        ):
+            parts = channels.view(shape).movedim(shape.index(3), 0)
+            yield tuple(parts[i].flatten() for i in order)
     for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):
         D = total // (H + 2 * G)
         # GPTBigCode (StarCoder) fuses all queries, one key and one value.
-        q, k, v = _blocks(affine, [H * D, G * D, G * D])
-        yield q, k, v
-        # Falcon's newer layers fuse so.
-        index = torch.arange(total).view(G, H // G + 2, D)  # each group's queries, then its key and value
-        picks = (index[:, :-2], index[:, -2], index[:, -1])
-        q, k, v = (_pick(affine, pick.flatten()) for pick in picks)
-        yield q, k, v
-
-
-def _blocks(affine: Affine, sizes: list[int]) -> list[Affine]:
-    weights = torch.split(affine.weight, sizes, 1)
-    biases = [None] * len(sizes) if affine.bias is None else torch.split(affine.bias, sizes)
-    return [Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+        yield torch.split(channels, [H * D, G * D, G * D])
+        # Falcon's newer layers fuse each group's queries, then its key and value.
+        groups = channels.view(G, H // G + 2, D)
+        yield groups[:, :-2].flatten(), groups[:, -2].flatten(), groups[:, -1].flatten()
 
 
 def _pick(affine: Affine, index: Tensor) -> Affine:

@@ -1,21 +1,13 @@
-"""What a call of a subject gave: the output or the error, where that was raised, and what the call changed.
-
-A module is copied for a fresh start; a function cannot be. So what it could change (globals, a closure,
-defaults, attributes, a memo) is remembered before its first call and put back.
-"""
+"""What a call of a subject gave: the output or the error, where that was raised, and what it overwrote."""
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import re
 import traceback
-import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -24,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.checker.errors import error_line
 from regard.checker.oracle.question import Answer
 from regard.support.torch_internals import TorchDispatchMode, tree_leaves
 
@@ -60,20 +53,11 @@ class CallMonitor(CallHook):
         # PyTorch passes the __get__ of a property, which is bound to the property.
         if getattr(func, "__self__", None) is _DOT_T and args[0].ndim != 2:
             self.used_dot_t = True
-        if self.dropout:
-            pass
-        elif name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
-            if len(args) > 1:
-                args = (args[0], 0.0, *args[2:])
-            else:
-                kwargs["p"] = 0.0
-        elif name == "scaled_dot_product_attention" and (len(args) > 4 or "dropout_p" in kwargs):
-            args, kwargs = (
-                (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args,
-                {**kwargs, "dropout_p": 0.0},
-            )
-            if len(args) > 4:
-                kwargs.pop("dropout_p")
+        if not self.dropout and name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
+            args, kwargs = (args[0], 0.0, *args[2:]), {n: x for n, x in kwargs.items() if n != "p"}
+        elif not self.dropout and name == "scaled_dot_product_attention":
+            kwargs = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False)) | kwargs
+            args, kwargs = args[:4], kwargs | {"dropout_p": 0.0}
         return func(*args, **kwargs)
 
 
@@ -121,22 +105,16 @@ class Reply:
         """Whether the code under test raised the error itself, with words: by a raise or an assert."""
         if self.error is None or not str(self.error).strip():
             return False
-        place = self.error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        if place is None:
-            return False
-        frame = place.tb_frame
+        last = traceback.extract_tb(self.error.__traceback__)[-1]
+        frame = [frame for frame, _ in traceback.walk_tb(self.error.__traceback__)][-1]
         module = str(frame.f_globals.get("__name__", ""))
         library = module.partition(".")[0] in _LIBRARIES or module.startswith("regard.checker.")
-        # A raise and an assert end in this instruction, and an operation that fails does not.
-        return not library and dis.opname[frame.f_code.co_code[place.tb_lasti]] == "RAISE_VARARGS"
+        return not library and re.search(r"\b(raise|assert)\b", last.line or "") is not None
 
     @property
     def error_line(self) -> str:
         """The error in one line."""
-        text = (str(self.error).strip().splitlines() or [""])[0]
-        return f"{type(self.error).__name__}: {text}"[:240]
+        return "" if self.error is None else error_line(self.error)
 
 
 class WatchedCall:
@@ -162,110 +140,10 @@ class WatchedCall:
             self.overwritten = tuple(name for name in after if not torch.equal(before[name], after[name]))
 
 
-_CONTAINERS = (dict, list, set, deque)
-_ABSENT = object()
-_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
-
-
-class FunctionState:
-    """The state of a function as it is now, which `restore` brings back."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._restorers: list[Callable[[], object]] = []
-        self._seen: set[int] = set()
-        called: Any = inspect.unwrap(getattr(function, "func", function))  # of a functools.partial
-        if not isinstance(called, types.FunctionType):  # an object that is called
-            self._remember_contents(getattr(called, "__dict__", {}))
-            # The method itself, whose code can be read; callable() would only tell that there is one.
-            called = getattr(type(called), "__call__", None)  # noqa: B004
-        if isinstance(called, types.FunctionType):
-            self._remember_function(called)
-
-    def restore(self) -> None:
-        """Bring back the state."""
-        for restore in self._restorers:
-            restore()
-
-    def _remember_function(self, function: types.FunctionType) -> None:
-        if id(function) in self._seen or _PACKAGES.search(function.__code__.co_filename):
-            return
-        self._seen.add(id(function))
-        self._remember_contents(function.__dict__)
-        for value in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
-            self._remember_contents(value)
-        for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # it is empty
-                continue
-            self._restorers.append(partial(setattr, cell, "cell_contents", value))
-            self._remember_value(value, function)
-        for name in set(_names(function.__code__)):
-            value = function.__globals__.get(name, _ABSENT)
-            self._restorers.append(partial(_bind, function.__globals__, name, value))
-            self._remember_value(value, function)
-
-    def _remember_value(self, value: Any, function: types.FunctionType) -> None:
-        """Remember what a function can change in a value that it uses."""
-        # functools.cache keeps the function that it wraps here.
-        inner = getattr(value, "__wrapped__", value)
-        if getattr(inner, "__module__", None) == function.__module__ and not isinstance(value, type):
-            # A memo of functools.cache can be emptied, but not put back.
-            if hasattr(value, "cache_clear"):
-                self._restorers.append(value.cache_clear)
-            if isinstance(inner, types.FunctionType):
-                self._remember_function(inner)
-            else:
-                self._remember_contents(getattr(value, "__dict__", None))
-        self._remember_contents(value)
-
-    def _remember_contents(self, value: Any) -> None:
-        """Remember what is in a container or a tensor."""
-        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
-        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
-            numbers = value.detach().clone()
-            self._restorers.append(partial(_rewrite, value, numbers))
-        elif isinstance(value, _CONTAINERS):
-            contents = value.copy()
-            self._restorers.append(partial(_refill, value, contents))
-            for part in value.values() if isinstance(value, dict) else value:
-                if isinstance(part, Tensor):
-                    self._remember_contents(part)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that a function's code uses, also in functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _bind(names: dict[str, Any], name: str, value: Any) -> None:
-    if value is _ABSENT:
-        names.pop(name, None)
-    else:
-        names[name] = value
-
-
-def _rewrite(tensor: Tensor, numbers: Tensor) -> None:
-    if not torch.equal(tensor, numbers):
-        tensor.detach().copy_(numbers)
-
-
-def _refill(container: Any, contents: Any) -> None:
-    container.clear()
-    if isinstance(container, dict | set):
-        container.update(contents)
-    else:
-        container.extend(contents)
-
-
 def error_place(error: BaseException | None, target: Callable[..., Any]) -> str:
     """Return " (kernel.py, line 31)", the last line of the author's file on the way to an error, or ""."""
-    code = _code(target)
-    lines = [frame.lineno for frame in _frames(error) if code and frame.filename == code.co_filename]
-    return f" ({Path(code.co_filename).name}, line {lines[-1]})" if code and lines else ""
+    frames = _author_frames(error, target)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def lines_reached(error: BaseException | None, target: Callable[..., Any]) -> int:
@@ -275,24 +153,19 @@ def lines_reached(error: BaseException | None, target: Callable[..., Any]) -> in
     the one whose error tells the author most.
     """
     code = _code(target)
-    inside = [
-        frame.lineno
-        for frame in _frames(error)
-        if code and (frame.filename, frame.name) == (code.co_filename, code.co_name)
-    ]
-    return inside[0] or 0 if inside else 0
+    inside = [f.lineno or 0 for f in _author_frames(error, target) if code and f.name == code.co_name]
+    return inside[0] if inside else 0
 
 
-def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
-    """Return the frames of an error and then of its causes: Triton's interpreter wraps a kernel's error."""
-    frames: list[traceback.FrameSummary] = []
-    seen: set[int] = set()
-    # A chain of causes may be a circle.
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        frames += traceback.extract_tb(error.__traceback__)
+def _author_frames(error: BaseException | None, target: Callable[..., Any]) -> list[traceback.FrameSummary]:
+    """Return the frames of an error and then of its causes that are in the file of the code under test."""
+    code, seen = _code(target), list[BaseException]()
+    # Triton's interpreter wraps a kernel's error. A chain of causes may be a circle.
+    while error is not None and error not in seen:
+        seen.append(error)
         error = error.__cause__
-    return frames
+    frames = [frame for error in seen for frame in traceback.extract_tb(error.__traceback__)]
+    return [frame for frame in frames if code is not None and frame.filename == code.co_filename]
 
 
 def _code(target: Callable[..., Any]) -> CodeType | None:

@@ -1,4 +1,4 @@
-"""The author's source text, the numbers in it, and the names of a model's parts.
+"""The author's source text, the numbers in it, the state that it keeps, and the names of a model's parts.
 
 A number is only a candidate, for a window, a cap or a rotary base. It counts once the oracle has reproduced
 the code's numbers with it.
@@ -7,20 +7,27 @@ the code's numbers with it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import io
+import itertools
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterator
-from typing import Any
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.checker.subject import vocabulary
-from regard.checker.subject.subject import Subject
+
+if TYPE_CHECKING:
+    from regard.checker.subject.subject import Subject
 
 # Br and Bc are FlashAttention's own names.
 BLOCK_NAME = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I)
@@ -30,12 +37,11 @@ _BLOCK_CONSTANT = re.compile(r"(?:block|bucket|chunk|tile)\w*\s*(?::\s*[\w.]+\s*
 
 def source_of(subject: Subject) -> str:
     """Return the source of a function or class with the helpers that it uses, or "" if there is none."""
-    return "\n".join(_source(code) for code in _codes(subject))
+    return "\n".join(_source(code) for code in _codes(subject.target))
 
 
-def _codes(subject: Subject) -> list[Any]:
+def _codes(target: Any) -> list[Any]:
     """Return the code under test: a function or the classes of modules, and helpers of the same file."""
-    target = subject.target
     if isinstance(target, nn.Module):
         kinds = [type(part) for part in target.modules() if not type(part).__module__.startswith("torch.")]
         own = [base for kind in kinds for base in kind.__mro__ if base.__module__ == kind.__module__]
@@ -49,27 +55,30 @@ def _codes(subject: Subject) -> list[Any]:
     return found
 
 
-def _helpers(code: Any) -> Iterator[Any]:
-    """Yield the functions that a function or a class's methods name, if they stand in the same file."""
-    methods = vars(code).values() if isinstance(code, type) else [code]
-    for method in methods:
+def _functions(code: Any) -> Iterator[types.FunctionType]:
+    """Yield a function, or the methods of a class."""
+    for method in vars(code).values() if isinstance(code, type) else [code]:
         # vars() of a class holds its static methods and class methods as objects around the functions.
         method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-        names = getattr(getattr(method, "__code__", None), "co_names", ())
-        places = getattr(method, "__globals__", {})
-        cells = getattr(method, "__closure__", None) or ()
-        values = [places.get(name) for name in names] + [_content(cell) for cell in cells]
-        for value in values:
+        if isinstance(method, types.FunctionType):
+            yield method
+
+
+def _helpers(code: Any) -> Iterator[types.FunctionType]:
+    """Yield the functions that a function or a class's methods name, if they stand in the same file."""
+    for method in _functions(code):
+        values = [method.__globals__.get(name) for name in method.__code__.co_names]
+        for value in [*values, *_contents(method)]:
             value = inspect.unwrap(value) if inspect.isfunction(value) else value
-            if inspect.isfunction(value) and value.__module__ == getattr(method, "__module__", None):
+            if isinstance(value, types.FunctionType) and value.__module__ == method.__module__:
                 yield value
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
+def _contents(function: Any) -> Iterator[Any]:
+    """Yield what a function's closure holds."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
 
 
 @functools.cache
@@ -78,6 +87,14 @@ def _source(code: Any) -> str:
         return textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError):
         return ""
+
+
+def _nodes(source: str) -> list[ast.AST]:
+    """Return the nodes of source text; none of what cannot be parsed: a lambda inside an expression."""
+    try:
+        return list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return []
 
 
 def prose_of(source: str) -> str:
@@ -92,11 +109,7 @@ def prose_of(source: str) -> str:
 
 def returned_names(source: str) -> set[str]:
     """Return the names of what functions return beside their first result: "attn" of `return out, attn`."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a lambda inside an expression
-        return set()
-    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    returned = [node.value for node in _nodes(source) if isinstance(node, ast.Return)]
     others = [part for value in returned if isinstance(value, ast.Tuple) for part in value.elts[1:]]
     return {node.id for part in others for node in ast.walk(part) if isinstance(node, ast.Name)}
 
@@ -105,10 +118,9 @@ def numbers_of(subject: Subject) -> list[float]:
     """Return the positive numbers that the code holds: attributes, arguments, defaults and literals."""
     found: set[float] = set()
     for value in _values(subject):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-            value, number = float(value), True
-        if number and 0 < float(value) < 1e9:
+            value = float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
             found.add(float(value))
     return sorted(found)
 
@@ -116,20 +128,13 @@ def numbers_of(subject: Subject) -> list[float]:
 def _values(subject: Subject) -> Iterator[Any]:
     yield from subject.init.values()
     yield from subject.extra.values()
-    if subject.module is not None:
-        for part in subject.module.modules():
-            config = getattr(part, "config", None)
-            yield from [*vars(part).values(), *getattr(config, "__dict__", {}).values()]
-            yield from part._parameters.values()
-            yield from part._buffers.values()
-    for code in _codes(subject):
-        for cell in getattr(code, "__closure__", None) or ():
-            yield _content(cell)
-        try:
-            tree = ast.parse(_source(code))
-        except SyntaxError:  # a lambda inside an expression
-            continue
-        yield from (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    for part in subject.module.modules() if subject.module is not None else ():
+        config = getattr(getattr(part, "config", None), "__dict__", {})
+        for values in (vars(part), config, part._parameters, part._buffers):
+            yield from values.values()
+    for code in _codes(subject.target):
+        yield from _contents(code)
+        yield from (node.value for node in _nodes(_source(code)) if isinstance(node, ast.Constant))
 
 
 def block_sizes(subject: Subject) -> list[int]:
@@ -144,48 +149,28 @@ def whole_numbers(subject: Subject) -> list[int]:
     Defaults of parameters that are known sizes, such as `d_model=512`, are not among them.
     """
     found = [n for _, n in _constants(subject)]
-    for code in _codes(subject):
-        try:
-            tree = ast.parse(_source(code))
-        except SyntaxError:  # a lambda inside an expression
-            continue
-        sizes: set[ast.AST] = set()
-        for node in (node for node in ast.walk(tree) if isinstance(node, ast.arguments)):
+    for code in _codes(subject.target):
+        nodes, sizes = _nodes(_source(code)), set[ast.AST]()
+        for node in (node for node in nodes if isinstance(node, ast.arguments)):
             # Defaults belong to the last arguments.
             named = [*zip(reversed([*node.posonlyargs, *node.args]), reversed(node.defaults), strict=False)]
-            named += [
-                (arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value
-            ]
+            named += [(a, x) for a, x in zip(node.kwonlyargs, node.kw_defaults, strict=True) if x]
             sizes |= {value for arg, value in named if vocabulary.size(arg.arg) is not None}
-        found += [
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and type(node.value) is int and node not in sizes
-        ]
+        literals = [node for node in nodes if isinstance(node, ast.Constant) and node not in sizes]
+        found += [node.value for node in literals if type(node.value) is int]
     return found
 
 
 def _constants(subject: Subject) -> Iterator[tuple[str, int]]:
     """Yield the whole numbers among the globals that the code reads, and in classes of its file, by name."""
-    for code in _codes(subject):
-        for method in vars(code).values() if isinstance(code, type) else [code]:
-            method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-            places = getattr(method, "__globals__", {})
-            read = {name: places.get(name) for name in _names(getattr(method, "__code__", None))}
-            kinds = [*read.values(), *(getattr(method, "__defaults__", None) or ())]
-            for kind in kinds:
-                own = getattr(kind, "__module__", None) == getattr(method, "__module__", "")
+    for code in _codes(subject.target):
+        for method in _functions(code):
+            read = {name: method.__globals__.get(name) for name in set(names_in(method.__code__))}
+            for kind in [*read.values(), *(method.__defaults__ or ())]:
+                own = getattr(kind, "__module__", None) == method.__module__
                 if isinstance(kind, type) and own and not issubclass(kind, nn.Module):
                     read = read | dict(vars(kind))
             yield from ((name, value) for name, value in read.items() if type(value) is int)
-
-
-def _names(code: Any) -> set[str]:
-    """Return the names that compiled code reads, also in its lambdas and comprehensions."""
-    if code is None:
-        return set()
-    inner = [_names(constant) for constant in code.co_consts if inspect.iscode(constant)]
-    return set(code.co_names).union(*inner)
 
 
 def tensors_of(subject: Subject) -> list[tuple[str, Tensor]]:
@@ -222,3 +207,84 @@ def model_sentence(parts: list[str]) -> str:
     """Return what to do with a model that holds these attentions."""
     shown = re.sub(r"\.(\d+)", r"[\1]", parts[0])
     return f"this is a model: hand over `.{shown}`, or use regard.capture to see its attention"
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that a function's code uses, also in functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+_ABSENT = object()
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
+
+
+class FunctionState:
+    """What a function can change: globals, a closure, defaults, attributes, a memo. `restore` brings it back.
+
+    A module is copied for a fresh start; a function cannot be.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._restorers: list[Callable[[], object]] = []
+        called = getattr(function, "func", function)  # of a functools.partial
+        if not inspect.isroutine(called):  # an object that is called
+            self._remember(getattr(called, "__dict__", None))
+        for method in itertools.chain(*map(_functions, _codes(function))):
+            if not _PACKAGES.search(method.__code__.co_filename):
+                self._remember_names(method)
+
+    def restore(self) -> None:
+        """Bring back the state."""
+        for restore in self._restorers:
+            restore()
+
+    def _remember_names(self, function: types.FunctionType) -> None:
+        """Remember what a function's names are bound to, and what is in it."""
+        values: list[Any] = [function.__dict__, *(function.__defaults__ or ())]
+        values += (function.__kwdefaults__ or {}).values()
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                values.append(cell.cell_contents)
+                self._restorers.append(partial(setattr, cell, "cell_contents", cell.cell_contents))
+        for name in set(names_in(function.__code__)):
+            values.append(function.__globals__.get(name, _ABSENT))
+            self._restorers.append(partial(_bind, function.__globals__, name, values[-1]))
+        for value in values:
+            self._remember(value)
+            own = getattr(value, "__module__", None) == function.__module__
+            # A memo of functools.cache can be emptied, but not put back.
+            if own and hasattr(value, "cache_clear"):
+                self._restorers.append(value.cache_clear)
+            elif own and not isinstance(value, type):
+                self._remember(getattr(value, "__dict__", None))
+
+    def _remember(self, value: Any) -> None:
+        """Remember what is in a container or a tensor."""
+        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
+        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
+            self._restorers.append(partial(_rewrite, value, value.detach().clone()))
+        elif isinstance(value, dict | list | set | deque):
+            self._restorers.append(partial(_refill, value, value.copy()))
+            for part in value.values() if isinstance(value, dict) else value:
+                if isinstance(part, Tensor):
+                    self._remember(part)
+
+
+def _bind(names: dict[str, Any], name: str, value: Any) -> None:
+    if value is _ABSENT:
+        names.pop(name, None)
+    else:
+        names[name] = value
+
+
+def _rewrite(tensor: Tensor, numbers: Tensor) -> None:
+    if not torch.equal(tensor, numbers):
+        tensor.detach().copy_(numbers)
+
+
+def _refill(container: Any, contents: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(contents)

@@ -6,7 +6,6 @@ masks follow, and which part of its result is the output. It does not know what 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,20 +27,18 @@ from regard.checker.subject.call_tensors import (
     describe_result,
     from_arrays,
     in_dtype,
+    is_required,
     make_values,
     parameters_of,
     rows_sum_to_one,
     spell,
     tensors_in_result,
     to_array,
-)
-from regard.checker.subject.kernel_layouts import (
-    CACHED_LAYOUTS,
-    KernelLayout,
-    is_required,
     to_device,
 )
-from regard.checker.subject.reply import CallMonitor, FunctionState, OutputShapeError, Reply, WatchedCall
+from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout
+from regard.checker.subject.reply import CallMonitor, OutputShapeError, Reply, WatchedCall
+from regard.checker.subject.source import FunctionState
 
 
 @dataclass
@@ -198,84 +195,78 @@ class Subject:
 
     def _keywords(self, question: Question) -> dict[str, Any]:
         """Return the keyword arguments that express a question's options."""
-        names, keywords = self.arguments, make_values(self.extra, question)
-        B, T = question.q.shape[0], question.q.shape[-2]
-        for meaning in ("weights", "lse"):
-            if meaning in names:
-                keywords[names[meaning]] = True
-        # The weights of PyTorch's MultiheadAttention are a mean over the heads by default.
-        if "average" in names:
-            keywords[names["average"]] = False
-        # F.scaled_dot_product_attention knows of no eval mode, and drops unless dropout_p is 0.
-        if "dropout" in names and self.module is None and names["dropout"] not in keywords:
-            keywords[names["dropout"]] = 0.0
-        if "training" in names and names["training"] not in keywords:
-            keywords[names["training"]] = False
-        if "causal" in names and question.flag is not None:
-            keywords[names["causal"]] = question.flag
-        keywords |= self._window(question)
+        names, extra = self.arguments, make_values(self.extra, question)
+        B, T, D = question.q.shape[0], question.q.shape[-2], question.q.shape[-1]
+        sinks = None if question.sinks is None else question.sinks.to(question.dtype)
+        if sinks is None and self._requires("sinks"):
+            sinks = question.q.new_full((question.q.shape[1],), -torch.inf)  # takes no share of the softmax
+        scale = question.scale
         # The width of a sequence is not that of its heads, from which the usual scale comes.
-        if "scale" in names and self._requires("scale") and self.layout not in SEQUENCES:
-            keywords[names["scale"]] = question.q.shape[-1] ** -0.5
-        if "scale" in names and question.scale is not None:
-            keywords[names["scale"]] = question.scale
-        if question.splits is not None and "splits" in names:
-            keywords[names["splits"]] = question.splits
-        if "sinks" in names and (question.sinks is not None or self._requires("sinks")):
-            none = question.q.new_full((question.q.shape[1],), -torch.inf)  # takes no share of the softmax
-            keywords[names["sinks"]] = none if question.sinks is None else question.sinks.to(question.dtype)
-        if "softcap" in names and question.softcap is not None and self.module is None:
-            keywords[names["softcap"]] = question.softcap
-        # F.scaled_dot_product_attention refuses grouped heads without enable_gqa.
-        if "grouped" in names and question.k.shape[1] != question.q.shape[1]:
-            keywords[names["grouped"]] = True
-        if self.tables is not None:
-            keywords |= self.tables.make(T, question.dtype)
-        if "head_width" in names and names["head_width"] not in keywords:
-            keywords[names["head_width"]] = question.q.shape[-1]
-        if {"rows", "columns"} <= names.keys():
-            keywords[names["rows"]], keywords[names["columns"]] = as_grid(T)
-        if self.open_mask and "mask" in names:
-            visible = torch.ones(T, question.k.shape[-2], dtype=torch.bool)
-            keywords[names["mask"]] = self.mask_form.encode(visible, question.dtype, B)
-        if question.mask is not None and "mask" in names:
-            keywords[names["mask"]] = self.mask_form.encode(question.mask, question.dtype, B)
-        if question.padding is not None and "padding" in names:
-            keywords[names["padding"]] = self._encode_padding(question.padding)
-        elif question.padding is not None and "mask" in names:
+        if scale is None and self._requires("scale") and self.layout not in SEQUENCES:
+            scale = D**-0.5
+        rows, columns = as_grid(T) if {"rows", "columns"} <= names.keys() else (None, None)
+        # What the caller has not stated; F.scaled_dot_product_attention drops unless dropout_p is 0.
+        usual = {"dropout": 0.0 if self.module is None else None, "training": False, "head_width": D}
+        values: dict[str, Any] = {m: x for m, x in usual.items() if names.get(m) not in extra}
+        values |= {
+            "weights": True,
+            "lse": True,
+            # The weights of PyTorch's MultiheadAttention are a mean over the heads by default.
+            "average": False,
+            "causal": question.flag,
+            "scale": scale,
+            "splits": question.splits,
+            "sinks": sinks,
+            "softcap": question.softcap if self.module is None else None,
+            # F.scaled_dot_product_attention refuses grouped heads without enable_gqa.
+            "grouped": True if question.k.shape[1] != question.q.shape[1] else None,
+            "rows": rows,
+            "columns": columns,
+        }
+        values |= self._window(question)
+        values |= self._masks(question, B)
+        keywords = {names[m]: value for m, value in values.items() if m in names and value is not None}
+        tables = {} if self.tables is None else self.tables.make(T, question.dtype)
+        return extra | keywords | tables | question.extra
+
+    def _masks(self, question: Question, B: int) -> dict[str, Any]:
+        """Return the mask, the padding and the bias of a question, by their meaning."""
+        names, form, dtype, values = self.arguments, self.mask_form, question.dtype, dict[str, Any]()
+        if question.mask is not None or self.open_mask:
+            open_mask = torch.ones(question.q.shape[-2], question.k.shape[-2], dtype=torch.bool)
+            values["mask"] = form.encode(open_mask if question.mask is None else question.mask, dtype, B)
+        if (padding := question.padding) is not None and "padding" in names:
+            # An argument called `key_lengths` holds the number of tokens and no mask.
+            counts = "len" in names["padding"]
+            values["padding"] = padding.sum(-1) if counts else padding ^ (self.padding_means == "hide")
+        elif padding is not None:
             spread = (
-                question.padding
-                if self.mask_form.rank == 1
-                else question.padding[:, None, None].expand(B, 1, T, -1)
+                padding if form.rank == 1 else padding[:, None, None].expand(B, 1, question.q.shape[-2], -1)
             )
             # Padding differs between the items of a batch, for which a mask (T, S) has no axis.
-            rank = self.mask_form.rank if self.mask_form.rank != 2 else 3 if self.layout == "BTD" else 4
-            keywords[names["mask"]] = replace(self.mask_form, rank=rank).encode(spread, question.dtype, B)
+            rank = form.rank if form.rank != 2 else 3 if self.layout == "BTD" else 4
+            values["mask"] = replace(form, rank=rank).encode(spread, dtype, B)
         if question.bias is not None:
-            ranked = self.mask_form.spread(question.bias, B) if "bias" not in names else question.bias
-            keywords[names.get("bias", names.get("mask", ""))] = ranked
-        return keywords | question.extra
+            own = "bias" in names
+            values["bias" if own else "mask"] = question.bias if own else form.spread(question.bias, B)
+        return values
 
     def _window(self, question: Question) -> dict[str, Any]:
-        """Return the arguments for a window: one number, (left, right), or two; −1 is without a bound."""
-        names = self.arguments
+        """Return what says a window, by meaning: one number, (left, right), or two; −1 is without a bound."""
         # The left side of FlashAttention's window does not count the query's own key; −1 means no bound.
         left = -1 if question.window is None else question.window - 1
         right = question.ahead if question.ahead is not None else 0 if question.flag and left >= 0 else -1
-        keywords: dict[str, Any] = {}
-        if "window" in names and self.takes_window_pair and max(left, right) >= 0:
-            keywords[names["window"]] = (left, right)
-        elif "window" in names and question.window is not None:
-            keywords[names["window"]] = question.window
-        for meaning, value in (("left window", left), ("right window", right)):
-            if meaning in names and (value >= 0 or self._requires(meaning)):
-                keywords[names[meaning]] = value
-        return keywords
+        pair = (left, right) if max(left, right) >= 0 else None
+        sides = {"left window": left, "right window": right}
+        values = {m: n for m, n in sides.items() if n >= 0 or self._requires(m)}
+        return values | {"window": pair if self.takes_window_pair else question.window}
 
     @property
     def takes_window_pair(self) -> bool:
         """Whether its window is (left, right): by its default, its annotation or FlashAttention's name."""
-        parameter = parameters_of(self.target).get(self.arguments.get("window", ""))
+        if "window" not in self.arguments:
+            return False
+        parameter = parameters_of(self.target).get(self.arguments["window"])
         if parameter is None:
             return False
         if self.kernel_layouts and parameter.name == "window_size" and is_required(parameter):
@@ -291,15 +282,11 @@ class Subject:
         return isinstance(default, tuple | list) and all(isinstance(n, int) and n >= 0 for n in default)
 
     def _requires(self, meaning: str) -> bool:
-        """Return whether an argument has no default."""
+        """Return whether there is an argument of this meaning that has no default."""
+        if meaning not in self.arguments:
+            return False
         parameter = parameters_of(self.target).get(self.arguments[meaning])
         return parameter is not None and is_required(parameter)
-
-    def _encode_padding(self, is_token: Tensor) -> Tensor:
-        # An argument called `key_lengths` holds the number of tokens and no mask.
-        if re.search(r"len", self.arguments["padding"]):
-            return is_token.sum(-1)
-        return is_token if self.padding_means == "look" else ~is_token
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
@@ -309,8 +296,6 @@ class Subject:
                 f"{self.name} returned {describe_result(result)}; expected a tensor, (output, weights) or "
                 "(output, lse)"
             )
-        B, T, S = question.q.shape[0], question.q.shape[-2], question.k.shape[-2]
-        H = question.q.shape[1] if question.q.ndim == 4 else None
         outputs = [(i, x) for i, t in enumerate(tensors) if (x := self._as_output(t, question)) is not None]
         if not outputs:
             wanted = spell(self.layout if self.layout in SEQUENCES else self.layout.replace("D", "E"))
@@ -318,21 +303,24 @@ class Subject:
                 f"returned {', '.join(str(tuple(t.shape)) for t in tensors)}; expected an output {wanted} "
                 f"for {question.shapes()}"
             )
+        B, T, S = question.q.shape[0], question.q.shape[-2], question.k.shape[-2]
+        H = question.q.shape[1] if question.q.ndim == 4 else 1
         # Of several candidates for the output, one with S columns is less likely: it may be the weights.
         index, output = next(((i, x) for i, x in outputs if x.shape[-1] != S), outputs[0])
-        weights = lse = None
-        for i, t in enumerate(tensors):
-            if i == index or not t.dtype.is_floating_point:
-                continue
-            # Scores may be negative. Tensors on the meta device have a shape and no numbers.
-            if t.shape[-2:] == (T, S) and (t.is_meta or not bool((t < 0).any())):
-                fits = t.numel() % (B * T * S) == 0
-                # Of several, weights are those whose rows sum to 1: T5Attention returns its biases before.
-                if fits and (weights is None or (not t.is_meta and rows_sum_to_one(t))):
-                    weights = t.reshape(B, -1, T, S)
-            elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
-                lse = t.reshape(B, H or 1, T)
-        return Answer(output, weights, lse)
+        others = [t for i, t in enumerate(tensors) if i != index and t.dtype.is_floating_point]
+        # Scores may be negative. Tensors on the meta device have a shape and no numbers.
+        matrices = [t for t in others if t.shape[-2:] == (T, S) and (t.is_meta or not bool((t < 0).any()))]
+        rows = [t for t in others if not any(t is matrix for matrix in matrices)]
+        lses = [t for t in rows if t.shape[-1:] == (T,) and t.numel() == B * H * T]
+        matrices = [t for t in matrices if t.numel() % (B * T * S) == 0]
+        # Of several, weights are those whose rows sum to 1: T5Attention returns its biases before.
+        summed = [t for t in matrices if not t.is_meta and rows_sum_to_one(t)]
+        weights = [*summed[-1:], *matrices]
+        return Answer(
+            output,
+            weights[0].reshape(B, -1, T, S) if weights else None,
+            lses[0].reshape(B, H, T) if lses else None,
+        )
 
     def _as_output(self, t: Tensor, question: Question) -> Tensor | None:
         """Return a tensor as an output in the question's layout, or None if its shape does not fit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 
@@ -29,6 +30,15 @@ def argument(name: str) -> str | None:
 def size(name: str) -> str | None:
     """Return the meaning of a constructor's argument or a module's attribute, "heads" for `n_head`."""
     return _SIZE_OF.get(name) or _SIZE_OF.get(name.lower().strip("_"))
+
+
+def sizes(named: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers and switches among attributes or arguments by their meaning; the first of each."""
+    found: dict[str, Any] = {}
+    for name, value in named.items():
+        if isinstance(value, int | float) and (meaning := size(name)) is not None:
+            found.setdefault(meaning, value)
+    return found
 
 
 # Names of the output's projection that say no more than “a projection”: in `query.proj` another part decides.

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases, max_length, module_width
+from regard.checker.interpretation.cases import Cases, forms, max_length, module_width
 from regard.checker.oracle.question import Question
 from regard.checker.reports.report import Check, Diagnosis, Report
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
 from regard.checker.subject.call_tensors import in_dtype, make_values, tensors_in_result
-from regard.checker.subject.construct import build, depth_left_out, forms
+from regard.checker.subject.construct import build, depth_left_out
 from regard.checker.subject.inside import choose_implementation
 from regard.checker.subject.source import attention_parts
 from regard.checker.subject.subject import Subject

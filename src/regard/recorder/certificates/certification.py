@@ -16,7 +16,8 @@ from regard.attention.tensors import check_floats
 from regard.maps import AttentionMap, attention_map
 from regard.maps.index import Axes
 from regard.recorder.certificates.certificate import ROWS, Evidence
-from regard.recorder.certificates.examination import DenseWeights, examine
+from regard.recorder.certificates.examination import examine
+from regard.recorder.certificates.row_products import DenseWeights
 from regard.recorder.layer import Layer
 
 OUTPUT = "the output"

@@ -1,7 +1,7 @@
 """What some rows of weights give: their products with values, with the sizes of values, and their sums.
 
-On a GPU a long text is passed over a block of keys at a time. Nothing waits for the GPU, and rows that see
-nothing of a block take no part in it.
+A block of keys is passed over at a time, so that a long text needs no whole rows, and rows that see nothing
+of a block take no part in it. On a GPU nothing waits for a number.
 """
 
 from __future__ import annotations
@@ -13,15 +13,45 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.tiles import find_visibility
+from regard.attention.inputs import working_dtype
+from regard.attention.masks.base import full
 from regard.attention.masks.grid import Blocks, grid
 from regard.maps import AttentionMap
+from regard.maps.data import MapData
+from regard.maps.index import select_kv_heads
+from regard.maps.tile_passes import precision
+from regard.maps.tile_passes.dense_rows import partial_weights
 from regard.maps.tile_passes.sweep import finite_lse
 from regard.recorder.certificates.certificate import sampled_rows
 
-# Of a block's weights. With a quarter of it the 40 operations on a block took longer than their numbers.
-BLOCK_BYTES = 1 << 27
+# Of a block's weights. With a quarter of it the operations on a block took a GPU longer than their numbers.
+BLOCK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 27}
 # Of a sum: a product of a few hundred rows with more keys at once would leave most of a GPU idle.
 KEYS_OF_SUM = 1024
+
+
+class DenseWeights:
+    """A matrix of weights (B, H, T, S) in the form in which a map is examined."""
+
+    sinks: Tensor | None = None
+    scale, softcap, mask, is_dense, first_position = 1.0, None, full, True, 0
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+        self.matrix = tuple(weights.shape)
+        self.device = weights.device
+        self.stored_dtype = weights.dtype
+        self.dtype = working_dtype(weights.dtype)
+
+    @property
+    def lse(self) -> Tensor:
+        """0, by which the weights count as they are, or −inf where a row has none."""
+        empty = (self.weights == 0).all(-1)
+        return torch.zeros_like(empty, dtype=self.dtype).masked_fill_(empty, -torch.inf)
+
+
+WeightMatrix = AttentionMap | DenseWeights
+"""Attention weights (B, H, T, S) that can be compared: those of a map, or those of a dense tensor."""
 
 
 class RowProducts(NamedTuple):
@@ -32,89 +62,151 @@ class RowProducts(NamedTuple):
     sums: Tensor  # Σ w, (B, H, rows)
 
 
-def multiply_rows(weights: Tensor, values: Tensor) -> RowProducts:
-    """Multiply weights (B, H, rows, S) with values (B, G, S, E) of their dtype."""
-    B, H, rows, S = weights.shape
-    grouped = weights.reshape(B, values.shape[1], -1, S)  # (B, G, H / G · rows, S)
-    products: tuple[Tensor, ...]
-    if weights.device.type == "cuda" and weights.dtype == torch.float32:
-        products = grouped @ values, _multiply_sizes(grouped, values)
-    else:
-        products = (grouped @ torch.cat([values, values.abs()], -1)).chunk(2, -1)
-    weighted, sizes = (x.reshape(B, H, rows, -1) for x in products)
-    return RowProducts(weighted, sizes, weights.sum(-1))
+def multiply_rows(m: WeightMatrix, rows: Tensor, v: Tensor, *, quick: bool = False) -> RowProducts:
+    """Return the products of some rows of weights with values v (B, G, S, E).
 
-
-def _multiply_sizes(weights: Tensor, values: Tensor) -> Tensor:
-    # What a tolerance is made of may be off by a hundredth, and half precision is 16 times as fast.
-    return (weights.bfloat16() @ values.abs().bfloat16()).to(weights.dtype)
-
-
-def multiply_by_blocks(m: AttentionMap, rows: Tensor, v: Tensor) -> RowProducts:
-    """Return the products of some rows of a map with values v (B, G, S, E), a block of keys at a time.
-
-    The map has no soft cap, no bias and no head with large scores: exp(score) then fits its dtype, and only
-    the sums are divided by exp(lse). `rows` is a sample of `sampled_rows`.
+    `rows` is a sample of `sampled_rows`. `quick` expects ordinary numbers: a hidden key with a value of NaN
+    or a score above 88 makes a product NaN.
     """
-    (B, H, T, S), G = m.matrix, v.shape[1]
-    q = m.q.index_select(2, rows)  # (B, H, rows, D)
-    shape = B, H, len(rows)
-    # Σ w v and Σ w |v|, side by side
-    products = torch.zeros(*shape, 2 * v.shape[-1], dtype=m.dtype, device=m.device)
-    sums = torch.zeros(shape, dtype=m.dtype, device=m.device)
-    # At least two blocks: under a causal mask a quarter of their weights is then not computed.
-    keys_at_once = min(BLOCK_BYTES // (B * H * len(rows) * m.dtype.itemsize), S // 2)
-    step = max(keys_at_once // KEYS_OF_SUM, 1) * KEYS_OF_SUM
-    edges = sorted({*range(0, S, step), S // KEYS_OF_SUM * KEYS_OF_SUM, S})
-    some, every = _visibility(m, sampled_rows(T, len(rows)), edges)
+    B, H, T, _ = m.matrix
+    at = sampled_rows(T, len(rows))  # on the CPU: reading those of a GPU would wait for it
+    most = max(1, 4 * BLOCK_BYTES[_kind(m)] // (B * H * KEYS_OF_SUM * m.dtype.itemsize))
+    parts: list[list[Tensor]] = []
+    for some, some_at in zip(torch.split(rows, most), torch.split(at, most), strict=True):
+        if isinstance(m, DenseWeights):
+            parts.append(_multiply_blocks(m, some, some_at, v, quick=False))
+            continue
+
+        def multiply_heads(
+            group: precision.HeadGroup, rows: Tensor = some, at: Tensor = some_at
+        ) -> list[Tensor]:
+            values = select_kv_heads(v[group.batch], group.heads, H)
+            return _multiply_blocks(group.data, rows, at, values, quick=quick and _is_plain(group.data))
+
+        parts.append(precision.compute(m, multiply_heads, some))
+    return RowProducts(*(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*parts, strict=True)))
+
+
+def _kind(m: WeightMatrix | MapData) -> str:
+    return "cuda" if m.device.type == "cuda" else "cpu"
+
+
+def _is_plain(m: MapData) -> bool:
+    """Whether exp(score) fits float32 and nothing stands between the product and the exponential."""
+    in_float32 = m.dtype == torch.float32 and m.q.dtype == m.k.dtype
+    return in_float32 and m.softcap is None and not m.mask.biased
+
+
+def _multiply_blocks(
+    m: MapData | DenseWeights, rows: Tensor, at: Tensor, v: Tensor, *, quick: bool
+) -> list[Tensor]:
+    """The products of heads that are computed in one dtype; `at` are the `rows` on the CPU."""
+    B, H, T, _ = m.matrix
+    edges = _cut_keys(m, len(rows))
+    some, every = _visibility(m, at, edges)
+    products = torch.zeros(B, H, len(rows), 2 * v.shape[-1], dtype=m.dtype, device=m.device)
+    sums = torch.zeros(B, H, len(rows), dtype=m.dtype, device=m.device)
     for block, (start, stop) in enumerate(pairwise(edges)):
         if (near := _span(some[:, block])) is None:
             continue
-        parts = max(1, (stop - start) // KEYS_OF_SUM)
-        # Each part is a product of its own.
-        keys, values = (x[:, :, start:stop].reshape(B * G * parts, -1, x.shape[-1]) for x in (m.k, v))
-        queries = q[:, :, near].reshape(B, G, 1, -1, q.shape[-1]).expand(-1, -1, parts, -1, -1)
-        # (B · G · parts, H / G · rows, keys)
-        weights = _multiply(queries.flatten(0, 2), keys.mT).mul_(m.scale)
-        if (partly := _span(some[:, block] & ~every[:, block])) is not None:
-            at = grid(rows[partly], slice(start, stop), m.matrix, m.device)
-            hidden = (~m.mask.allowed(at)).expand(B, H, -1, stop - start)
-            hidden = hidden.view(B, G, H // G, -1, parts, weights.shape[-1]).permute(0, 1, 4, 2, 3, 5)
-            within = slice(partly.start - near.start, partly.stop - near.start)
-            of_rows = weights.view(B, G, parts, H // G, -1, weights.shape[-1])  # a row of each head
-            of_rows[..., within, :].masked_fill_(hidden, -torch.inf)
-        row_sums = weights.exp_().sum(-1)
-        half = weights.bfloat16()
-        if values.dtype == torch.bfloat16:
-            # Two numbers in half precision hold a weight to 2⁻¹⁷, and are multiplied 16 times as fast.
-            product = _multiply(half, torch.cat([values, values.abs()], -1))
-            product[..., : v.shape[-1]] += _multiply(weights.sub_(half).bfloat16(), values)
+        own = rows if near == slice(0, len(rows)) else rows[near]
+        keys, values = slice(start, stop), v[:, :, start:stop]
+        if isinstance(m, DenseWeights):
+            part, part_sums = _multiply_weights(m.weights[:, :, own, keys].to(m.dtype), values)
+        elif quick:
+            partly = _span((some & ~every)[near, block])
+            part, part_sums = _multiply_exponentials(m, own, keys, values, partly)
         else:
-            sizes = _multiply(half, values.abs().bfloat16())
-            product = torch.cat([weights @ values.to(m.dtype), sizes], -1)
-        for total, of_parts in ((products, product), (sums, row_sums)):
-            summed = of_parts.view(B, G, parts, *of_parts.shape[1:]).sum(2)  # (B, G, H / G · rows, …)
-            total[:, :, near] += summed.view(B, H, -1, *total.shape[3:])
-    factor = finite_lse(m.lse.index_select(2, rows)).neg_().exp_()
-    weighted, sizes = products.mul_(factor[..., None]).chunk(2, -1)
-    return RowProducts(weighted, sizes, sums.mul_(factor))
+            weights = partial_weights(m, grid(own, keys, m.matrix, m.device))
+            part, part_sums = _multiply_weights(weights, values)
+        if len(edges) == 2:
+            products, sums = part, part_sums
+            break
+        products[:, :, near] += part
+        sums[:, :, near] += part_sums
+    if quick and not isinstance(m, DenseWeights):
+        factor = finite_lse(m.lse if len(rows) == T else m.lse.index_select(2, rows)).neg_().exp_()
+        products.mul_(factor[..., None])
+        sums.mul_(factor)
+    return [*products.chunk(2, -1), sums]
 
 
-def _multiply(x: Tensor, y: Tensor) -> Tensor:
+def _multiply_weights(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what weights (B, H, rows, S) give with values, Σ w v beside Σ w |v|, and their sums."""
+    (B, H, rows, S), G = weights.shape, values.shape[1]
+    grouped = weights.reshape(B, G, -1, S)  # (B, G, H / G · rows, S)
+    # 0 · NaN is NaN: values without any weight are left out.
+    values = values.masked_fill(grouped.amax(-2).unsqueeze(-1) == 0, 0.0).to(weights.dtype)
+    product = grouped @ torch.cat([values, values.abs()], -1)
+    return product.view(B, H, rows, -1), weights.sum(-1)
+
+
+def _multiply_exponentials(
+    m: MapData, rows: Tensor, keys: slice, values: Tensor, partly: slice | None
+) -> tuple[Tensor, Tensor]:
+    """Return what exp(score) gives with the values of some keys, and its sums; `partly` see not all of them.
+
+    The weights are exp(score) / exp(lse), and to divide the sums is cheaper than to divide the weights.
+    """
+    (B, H, T, _), G, S = m.matrix, m.k.shape[1], keys.stop - keys.start
+    parts = max(1, S // KEYS_OF_SUM)  # each is a product of its own
+    q = m.q if len(rows) == T else m.q.index_select(2, rows)
+    q = q.reshape(B, G, 1, -1, q.shape[-1]).expand(-1, -1, parts, -1, -1).flatten(0, 2)
+    k, v = (x.reshape(B * G * parts, -1, x.shape[-1]) for x in (m.k[:, :, keys], values))
+    weights = _product(q, k.mT, m.scale).exp_()  # (B · G · parts, H / G · rows, keys)
+    if partly is not None:
+        visible = m.mask.allowed(grid(rows[partly], keys, m.matrix, m.device)).to(weights.dtype)
+        # Hidden afterwards: a CPU takes fifteen times as long for the exponential of −inf, and five times as
+        # long to fill under a mask that heads share as to multiply.
+        if parts == 1:
+            weights.view(B, H, len(rows), S)[:, :, partly].mul_(visible)
+        else:
+            visible = visible.expand(B, H, -1, S).view(B, G, H // G, -1, parts, S // parts)
+            of_rows = weights.view(B, G, parts, H // G, len(rows), -1)[..., partly, :]
+            of_rows.mul_(visible.permute(0, 1, 4, 2, 3, 5))
+    both = torch.cat([v, v.abs()], -1)
+    if v.dtype == m.q.dtype == torch.bfloat16:
+        # The rounding of a weight to half precision is an eighth of the tolerance, if all of it adds up.
+        product = _product(weights.bfloat16(), both)
+    elif m.device.type != "cuda":
+        product = weights @ both.float()
+    else:
+        # What a tolerance is made of may be off by a hundredth, and half precision is 16 times as fast.
+        sizes = _product(weights.bfloat16(), v.abs().bfloat16())
+        product = torch.cat([weights @ v.float(), sizes], -1)
+    sums = weights.sum(-1)
+    if parts > 1:
+        product, sums = (x.view(B, G, parts, *x.shape[1:]).sum(2) for x in (product, sums))
+    return product.view(B, H, len(rows), -1), sums.view(B, H, len(rows))
+
+
+def _product(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """Multiply matrices (N, ·, ·) of half precision, or float32, with a result in float32."""
     # Since PyTorch 2.8 a GPU keeps the sums as it has computed them.
     if x.is_cuda and x.dtype != torch.float32 and hasattr(torch.ops.aten.bmm, "dtype"):
-        return torch.bmm(x, y, out_dtype=torch.float32)
-    return x.float() @ y.float()
+        product = torch.bmm(x, y, out_dtype=torch.float32)
+        return product if scale == 1.0 else product.mul_(scale)
+    return (x if scale == 1.0 else x.float() * scale).float() @ y.float()
 
 
-def _visibility(m: AttentionMap, rows: Tensor, edges: list[int]) -> tuple[Tensor, Tensor]:
+def _cut_keys(m: MapData | DenseWeights, rows: int) -> list[int]:
+    """Return where the keys are cut into blocks, from 0 to their number."""
+    B, H, _, S = m.matrix
+    if S < 2 * KEYS_OF_SUM:
+        return [0, S]
+    # At least two blocks: under a causal mask a quarter of their weights is then not computed.
+    at_once = min(BLOCK_BYTES[_kind(m)] // (B * H * rows * m.dtype.itemsize), S // 2)
+    step = max(at_once // KEYS_OF_SUM, 1) * KEYS_OF_SUM
+    return sorted({*range(0, S, step), S // KEYS_OF_SUM * KEYS_OF_SUM, S})
+
+
+def _visibility(m: MapData | DenseWeights, rows: Tensor, edges: list[int]) -> tuple[Tensor, Tensor]:
     """Return whether each row may see some, and sees all, of each block of keys: (rows, blocks) each."""
     _, _, T, S = m.matrix
     # Reading a mask's own tensors would make the host wait for a GPU.
-    if not all(mask.positional for mask in m.mask.conjuncts()):
+    if len(edges) == 2 or not all(mask.positional for mask in m.mask.conjuncts()):
         some = torch.ones(len(rows), len(edges) - 1, dtype=torch.bool, device="cpu")
-        return some, ~some
+        return some, some if m.mask is full else ~some
     at = (rows + m.first_position).view(-1, 1)
     first, end = (torch.tensor([x], device="cpu") for x in (edges[:-1], edges[1:]))
     return find_visibility(m.mask, Blocks(at, at, first, end - 1, T, S))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.attention.inputs import working_dtype
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.contributions.linear_weights import LinearWeights, linear_weights
+from regard.recorder.layer import Layer
 
 ROWS = 8  # rows on which inputs and outputs are compared
 ROUNDING_UNITS = 8.0  # how many units of rounding a sum of products may be off, relative to its largest terms
@@ -61,6 +62,20 @@ class OutputProjection:
         """
         heads = merged.reshape(*merged.shape[:-1], self.num_heads, -1)  # (…, H, E)
         return torch.einsum("...he,hde->...hd", heads, self.head_weights().to(heads.dtype))
+
+    def norms_of(self, layer: Layer) -> Tensor:
+        """‖W_h · v_j‖ of every key of a captured layer, (B, H, S)."""
+        if self.is_gated:
+            raise ValueError(
+                f"layer {layer.key}: a gate multiplies what its heads add, which is then not the same for "
+                "every query: seen.attribution(token).edges(layer, head) gives it for one"
+            )
+        values = layer.values
+        if values is None:
+            raise ValueError(
+                f"layer {layer.key}: its values were not stored: capture with contributions=True"
+            )
+        return self.value_norms(values, layer.heads)
 
     def value_norms(self, values: Tensor, heads: Sequence[int]) -> Tensor:
         """‖W_h · v_j‖ of every key j for each of the `heads`: (B, heads, S).

@@ -135,6 +135,16 @@ class ResidualStream:
         """Return the stream itself: neither its graph nor the model's own weights can be copied."""
         return self
 
+    def id_of(self, name: str, token: int | str) -> int:
+        """Return the id of a token that is given by its id or as text; `name` is the argument of an error."""
+        if isinstance(token, str) and self.token_id is not None:
+            return self.token_id(token)
+        # `True` is an int, and no token.
+        if isinstance(token, bool) or not isinstance(token, int):
+            hint = ": give the tokenizer to capture(tokenizer=…) for a text" if isinstance(token, str) else ""
+            raise ValueError(f"{name}: expected the id of a token, got {token!r}{hint}")
+        return token
+
     def locate(self, position: int, batch: int) -> tuple[StreamPass, int]:
         """Return the pass that computed the logits at a position, and their row in its state.
 
