@@ -116,19 +116,6 @@ def test_encoders_with_decoders(family: str, options: dict) -> None:
 
 
 @torch.no_grad()
-def test_a_prompt_read_in_two_parts() -> None:
-    model = build(*DECODERS["mistral"])
-    ids = torch.randint(1, 97, (2, 20))
-    with regard.capture(model) as seen:
-        first = model(ids[:, :11], use_cache=True)
-        model(ids[:, 11:], past_key_values=first.past_key_values)
-    assert torch.equal(seen.ids, ids)
-    assert seen.boundary is None
-    assert str(seen[0].mask) == "causal & window(5)"
-    check(seen.maps, eager(model, {"input_ids": ids}).attentions, None)
-
-
-@torch.no_grad()
 def test_two_texts_are_two_passes() -> None:
     model = build(*DECODERS["llama"])
     one, two = torch.randint(1, 97, (1, 9)), torch.randint(1, 97, (1, 6))
@@ -139,22 +126,6 @@ def test_two_texts_are_two_passes() -> None:
     assert [torch.equal(x.ids, ids) for x, ids in zip((*seen.passes, seen), (one, two, two), strict=True)]
     assert [x[0].shape for x in (*seen.passes, seen)] == [(1, 4, 9, 9), (1, 4, 6, 6), (1, 4, 6, 6)]
     check(seen.passes[0].maps, eager(model, {"input_ids": one}).attentions, None)
-
-
-@torch.no_grad()
-def test_weights_asked_for_are_maps() -> None:
-    model = build(*DECODERS["gemma 2"])
-    inputs = ids_and_padding("left")
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    options |= {"output_attentions": True, "return_dict_in_generate": True}
-    model.set_attn_implementation("eager")
-    theirs = model.generate(**inputs, **options)
-    model.set_attn_implementation("regard")
-    ours = model.generate(**inputs, **options)
-    assert torch.equal(ours.sequences, theirs.sequences)
-    for step, (maps, matrices) in enumerate(zip(ours.attentions, theirs.attentions, strict=True)):
-        assert all(isinstance(map, regard.AttentionMap) for map in maps)
-        check(list(maps), matrices, inputs["attention_mask"].bool() if step == 0 else None)
 
 
 # GPT-2 does not read the number of layers by which Transformers exits early.

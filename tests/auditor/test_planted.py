@@ -109,7 +109,8 @@ def test_an_unharmed_model_is_right(name: str, implementation: str | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), combine(["Llama", "Mistral", "Gemma 2"], ["plain", "left-padded", "packed"])
+    ("kind", "name"),
+    share(combine(["Llama", "Mistral", "Gemma 2"], ["plain", "left-padded", "packed"]), 3),
 )
 def test_an_unharmed_model_with_flex_attention_is_right(kind: str, name: str) -> None:
     with flex_runs_here("flex_attention"):

@@ -64,12 +64,6 @@ def test_a_file_carries_what_was_measured(page: Page, saved: Callable[..., str])
     expect(page.locator("#tab-cache")).to_have_count(0)
 
 
-def test_a_long_text_is_measured_at_its_beginning(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(530, layers=1, heads=1, kv_heads=1)).address + "#view=cache")
-    expect(page.locator("#view-cache .lead")).to_contain_text("for 512 tokens")
-    expect(page.locator("#view-cache")).to_contain_text("Measured on the first 512 tokens.")
-
-
 def test_an_encoder_has_no_cache(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve(captured(12, mask=regard.full)).address + "#view=cache")
     lead = page.locator("#view-cache .lead")

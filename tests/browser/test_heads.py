@@ -145,17 +145,3 @@ def test_cards_of_many_heads_are_built_when_they_come_near(
     page.keyboard.press("End")  # builds what it goes to
     expect(slots.last.locator("h3")).to_have_text(names[-1])
     expect(slots.last.locator(".gallery-picture")).to_be_focused()
-
-
-def test_without_a_mask_nothing_is_called_hidden_and_there_is_no_distance(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
-    page.goto(serve(captured(40, mask=regard.full)).address)
-    expect(page.locator(".map-caption .head-sentence")).to_contain_text("attention")
-    expect(page.locator(".map-notes")).to_contain_text("none: every query sees every key")
-    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight")
-    expect(page.locator(".map-foot .key").first).to_be_hidden()
-    expect(page.get_by_text("Certified", exact=True)).to_have_count(1)
-    page.locator("#tab-heads").click()
-    expect(page.locator("#view-heads .card h3").first).to_be_visible()
-    assert "distance" not in (page.locator("#view-heads .card").first.text_content() or "")

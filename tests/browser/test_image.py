@@ -199,10 +199,3 @@ def test_the_picture_is_exported_with_its_words_and_its_numbers(
     assert lines[FIRST + 1][1].startswith('"row 1, column 1",')
     numbers = [float(line.rsplit(",", 1)[1]) for _, line in lines[1:]]
     assert numbers == pytest.approx(seen[1, 3].to_dense()[0, 0].tolist(), rel=1e-3, abs=1e-6)
-
-
-def test_the_page_opens_on_the_head_whose_cls_is_the_most_selective(
-    page: Page, saved: Callable[..., str]
-) -> None:
-    page.goto(saved(digits(), start="auto"))
-    expect(page.locator("#view-image .text-notes")).to_contain_text("Layer 1, head 3")

@@ -165,23 +165,3 @@ def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT)
     expect(shared_page.get_by_text(done)).to_be_visible()
     expected = model.generate("The sea was", max_new_tokens=5).removeprefix("The sea was")
     expect(shared_page.locator(".written")).to_have_text(re.compile(re.escape(expected) + "$"))
-
-
-def test_a_text_that_is_too_long_is_refused(shared_page: Page, model: GPT) -> None:
-    show(shared_page, "view=text")
-    most = model.config.context_length
-    read(shared_page, "sea " * (most + 9))
-    refusal = shared_page.get_by_text(f"the model reads at most {most:,}")
-    expect(refusal.locator("visible=true")).to_be_visible()
-    shared_page.keyboard.press("Escape")
-    expect(shared_page.get_by_label("A text to read").locator("visible=true")).to_have_count(0)
-
-
-def test_without_a_worker_the_page_shows_what_is_saved(page: Page, file: Path, tmp_path: Path) -> None:
-    text = file.read_text("utf-8").replace("worker-src blob:", "worker-src 'none'")
-    forbidden = tmp_path / "page.html"
-    forbidden.write_text(text, encoding="utf-8")
-    page.goto(forbidden.as_uri() + "#view=map")
-    expect(page.locator("#view-map")).to_contain_text("Certified")
-    expect(page.get_by_role("switch", name="Cut head")).to_have_count(0)
-    page.problems.clear()  # type: ignore[attr-defined]  # the browser says that the policy forbids it

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Capture, Evidence, Layer
-from regard.show.saved import pack as packing
 from tests.browser.eventually import eventually, open_settings, settle, state
 from tests.captures import captured
 
@@ -207,18 +205,6 @@ def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., 
     state(page, lambda at: "zoom" not in at)
 
 
-def test_rounded_numbers_are_read_as_they_were_written(
-    page: Page, seen: Capture, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "FINE", 0)  # as in a large file
-    page.goto(f"{saved(seen)}#layer=1&head=3&row=150&col=141&x=140&y=150&zoom=30")
-    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), abs=0.03)
-    page.mouse.move(*cell_point(page, 150, 141))
-    true = float(seen[1, 3][0, 150, 141])
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, abs=0.03))
-    expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within [\d.]+ percentage points of"))
-
-
 def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     page.goto(saved(seen))
     x, y = middle(page)
@@ -336,18 +322,6 @@ def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None
     page.get_by_label("Layer 2, head 3").click()
     expect(page.locator(".map-title .badge")).to_have_text("Not certified")
     expect(page.locator(".map-notes")).to_contain_text("The output was changed after attention")
-
-
-def test_the_legend_names_what_lies_beyond_only_where_something_does(
-    page: Page, saved: Callable[..., str]
-) -> None:
-    page.goto(saved(captured(30)))
-    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", re.compile(r"to ≥ \d+%"))
-    uniform = regard.attention_map(torch.zeros(1, 4, 30, 8), torch.zeros(1, 2, 30, 8))
-    evidence = captured(30, layers=1).layers[0].evidence
-    page.goto("about:blank")
-    page.goto(saved(Capture([Layer(0, "h.0", "", uniform, evidence, range(4))], "uniform")))
-    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", "Colours from 0% to 13%, linear")
 
 
 @pytest.mark.parametrize(("size", "least"), [((390, 844), 0.9), ((720, 450), 0.75)], ids=str)

@@ -19,12 +19,3 @@ def test_modules_that_are_missing_are_named(page: Page, opened: Callable[..., st
     expect(page.locator(".grid-head .badge")).to_have_text("Incomplete")
     page.get_by_role("tab", name="Heads").click()
     expect(page.locator(".heads-warning", has_text=SENTENCE).last).to_be_visible()
-
-
-def test_convolutions_are_named_and_do_not_spoil_the_badge(page: Page, opened: Callable[..., str]) -> None:
-    seen = captured()
-    seen.other_mixers = {"conv.0": "Conv1d", "conv.1": "Conv1d"}
-    page.goto(opened(seen))
-    sentence = "2 modules mix tokens in another way than by attention and have no map: 2 × Conv1d."
-    expect(page.get_by_text(sentence)).to_be_visible()
-    expect(page.locator(".grid-head .badge")).to_have_count(0)

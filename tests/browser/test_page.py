@@ -39,11 +39,3 @@ def test_tabs_by_keys(page: Page, serve: Callable[..., BackgroundServer]) -> Non
         expect(page.locator(f"#view-{view}")).to_be_visible()
     page.keyboard.press("Home")
     expect(page.locator("#view-text")).to_be_visible()
-
-
-def test_the_chosen_tab_is_in_sight_on_a_narrow_screen(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
-    page.set_viewport_size({"width": 240, "height": 600})
-    page.goto(f"{serve().address}#view=cache")
-    expect(page.locator("#tab-cache")).to_be_in_viewport(ratio=0.9)

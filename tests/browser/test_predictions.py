@@ -55,14 +55,3 @@ def test_the_token_that_follows_is_marked_and_the_last_has_none(
     expect(marked).to_have_count(0)
     page.click("#tok-29")
     expect(page.locator(PANEL)).to_contain_text("Nothing follows in the text.")
-
-
-def test_keys_lead_from_token_to_token(page: Page, opened: Callable[..., str]) -> None:
-    page.goto(opened(predicted(captured(20))) + "#view=text")
-    page.locator("#view-text .text-body").focus()
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator(f"{PANEL} h3")).to_have_text("After “·t2” the model expects")
-    page.keyboard.press("End")
-    expect(page.locator(f"{PANEL} h3")).to_have_text("After “·t6” the model expects")

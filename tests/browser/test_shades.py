@@ -17,9 +17,8 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.map_view.units import text_units
-from tests.browser.eventually import eventually, link, open_settings, state
+from tests.browser.eventually import eventually, open_settings, state
 from tests.captures import captured
-from tests.sampling import combine, share
 
 PIECES = ["<s>", "The", " light", "house", " is", " lit", ".", " It", " is", " warm", "!", " We", " see"]
 TOKENS = (PIECES * 4)[:40]
@@ -144,40 +143,6 @@ def test_where_a_logit_comes_from(page: Page, opened: Callable[..., str]) -> Non
     expect(total).to_have_text(f"{other:+.2f}".replace("-", "−"))
 
 
-def test_a_chosen_next_token_stays_in_another_run_and_goes_with_its_query(page: Page, serve: Any) -> None:
-    own, cut = read(), read((5, 3))
-    assert own.predictions is not None
-    assert cut.predictions is not None
-    likely = own.predictions.likeliest[0], cut.predictions.likeliest[0]
-    position, token = next(
-        (t, int(one)) for t in range(10, 30) for one in likely[0][t] if one not in likely[1][t]
-    )
-    page.goto(f"{serve([own, cut]).address}#view=text&shade=logit&row={position}&next={token}")
-    open_settings(page)
-    choice = page.locator("#view-text").get_by_label("Next token", exact=True)
-    expect(choice).to_have_value(str(token))
-    page.goto(link(page) + "&text=1")
-    expect(page.locator("#view-text .attribution h3")).to_contain_text(f"({position})")
-    expect(choice).to_have_value(str(token))
-    page.click(f"#tok-{position + 1}")
-    expect(choice).to_have_value(str(int(likely[1][position + 1, 0])))
-
-
 def test_a_file_says_that_it_holds_the_contributions_after_one_token(page: Page, saved: Any) -> None:
     page.goto(saved(read()) + "#view=text&shade=logit")
     expect(page.locator("#view-text .attribution")).to_contain_text("after this token only")
-
-
-@pytest.mark.parametrize(("col", "width"), share(combine([2, 12, 23], [390, 1280]), 3))
-def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, width: int, col: int) -> None:
-    page.set_viewport_size({"width": width, "height": 844})
-    page.goto(f"{serve(read()).address}#units=words&row=25&col={col}")
-    tip = page.locator(".tip")
-    expect(tip).to_be_visible()
-    box, stage = tip.bounding_box(), page.locator(".map-stage").bounding_box()
-    assert box is not None
-    assert stage is not None
-    assert stage["x"] - 1 <= box["x"]
-    assert box["x"] + box["width"] <= stage["x"] + stage["width"] + 1
-    assert stage["y"] - 1 <= box["y"]
-    assert box["y"] + box["height"] <= stage["y"] + stage["height"] + 1

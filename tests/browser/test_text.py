@@ -6,11 +6,9 @@ import re
 from collections.abc import Callable
 
 import pytest
-import torch
 from playwright.sync_api import Page, expect
 
-import regard
-from regard.recorder import Capture, Layer
+from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents
 from regard.show.server.background import BackgroundServer
@@ -206,23 +204,3 @@ def test_characters_in_pieces_directions_names_and_huge_tokens(
         expect(page.locator(f"#view-{view}")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("#tok-12").evaluate("e => e.textContent.length") < 500
-
-
-def test_all_layers_are_those_that_read_alike(page: Page, opened: Callable[..., str]) -> None:
-    torch.manual_seed(0)
-    evidence = captured(5).layers[0].evidence
-    maps = [regard.attention_map(torch.randn(1, 2, T, 8), torch.randn(1, 2, 5, 8)) for T in (5, 6, 6)]
-    stacks = ("encoder", "cross", "cross")
-    layers = [
-        Layer(n // 2, f"{stack}.{n}", stack, m, evidence, (0, 1))
-        for n, (stack, m) in enumerate(zip(stacks, maps, strict=True))
-    ]
-    seen = Capture(layers, "crossed", None, [[f"k{n}" for n in range(5)]])
-    seen.target_tokens = [[f"q{n}" for n in range(6)]]
-    page.goto(opened(seen) + "#view=text&scope=all&layer=cross.1&row=3")
-    mean = torch.cat([m[0, :, 3].to_dense() for m in maps[1:]]).mean(0)
-    expect_highest(page, float(mean.max()))
-    expect(page.locator("#view-text .notes-block").first).to_contain_text("all heads of all cross layers")
-    page.get_by_label("Layer", exact=True).select_option("encoder.0")
-    mean = maps[0][0, :, 3].to_dense().mean(0)
-    expect_highest(page, float(mean.max()))

@@ -69,40 +69,6 @@ def test_a_head_is_followed_by_key(
     expect(page.get_by_role("button", name="Play")).to_be_visible()
 
 
-def test_a_line_is_named_where_the_pointer_is_and_chosen(
-    page: Page, saved: Callable[..., str], training_run: dict[str, Any]
-) -> None:
-    seen = captured(20)
-    seen.edits = ("head 0.1 set to zero",)
-    page.goto(saved(seen, time=training_run) + "#view=time")
-    expect(page.locator(".run-banner")).to_be_hidden()  # a training run knows nothing of a text's edits
-    line = page.locator("#view-time .chart-line.faint").nth(4)  # layer 1, head 1
-    found: list[Any] = []
-
-    def read_end() -> list[Any]:
-        end = line.evaluate(
-            """(line) => {
-              const { x, y } = line.getPointAtLength(line.getTotalLength());
-              const { left, top } = line.ownerSVGElement.getBoundingClientRect();
-              return [left + x, top + y];
-            }"""
-        )
-        found.append(end)
-        page.wait_for_timeout(100)
-        return found
-
-    # The page may still be laid out when it is first asked where the line ends.
-    eventually(page, read_end, lambda ends: len(ends) > 3 and ends[-1] == ends[-2] == ends[-3])
-    end = found[-1]
-    page.mouse.move(*end)
-    expect(page.locator("#view-time .chart-tip").first).to_have_text("Layer 1, head 1: 40% at step 200")
-    expect(page.locator("#view-time .chart-line.pointed")).to_have_count(1)
-    page.mouse.click(*end)
-    expect(page.locator("#view-time .chart-name.own").first).to_have_text("head 1.1")
-    page.get_by_role("tab", name="Map").click()
-    expect(page.locator(".run-banner")).to_be_visible()
-
-
 def test_the_history_of_a_monitor_opens(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     heads = [[[1.5, 2.0], [None, None]], [[None, None], [30.0, 4.0]]]
     run = {

@@ -80,7 +80,7 @@ def test_the_table_is_that_of_the_page_for_teachers(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
-@pytest.mark.parametrize("lesson", share(QUICK, 12), ids=lambda lesson: lesson.noun)
+@pytest.mark.parametrize("lesson", share(QUICK, 12, turn=2), ids=lambda lesson: lesson.noun)
 def test_a_grade_holds_no_answer(lesson: Lesson, tmp_path: Path) -> None:
     """Neither the right lines of the solution nor the numbers to predict, for each usual mistake."""
     exercise = make_exercise(lesson.solution)

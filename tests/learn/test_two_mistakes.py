@@ -215,10 +215,13 @@ CASES = (
 
 @pytest.mark.parametrize(
     ("number", "swaps"),
-    [
-        (4, {"tril()": "tril(1)", "q @ k.mT / math.sqrt(k.shape[-1])": "q @ k.mT"}),
-        (6, {"/ math.sqrt(self.head_dim)": "", "scores, dim=-1": "scores, dim=-2"}),
-    ],
+    share(
+        [
+            (4, {"tril()": "tril(1)", "q @ k.mT / math.sqrt(k.shape[-1])": "q @ k.mT"}),
+            (6, {"/ math.sqrt(self.head_dim)": "", "scores, dim=-1": "scores, dim=-2"}),
+        ],
+        2,
+    ),
 )
 def test_a_check_says_that_two_things_differ(number: int, swaps: dict[str, str], tmp_path: Path) -> None:
     lesson = get_lesson(number)

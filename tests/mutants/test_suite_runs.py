@@ -150,6 +150,7 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
     assert Path.cwd() == project
 
 
+@pytest.mark.at_length("test_wrong_arguments_are_answered_before_anything_runs")
 @pytest.mark.parametrize(
     ("test", "message"),
     share(

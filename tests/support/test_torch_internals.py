@@ -7,6 +7,7 @@ import importlib
 import itertools
 from collections.abc import Iterable, Iterator
 
+import pytest
 import torch
 from torch.autograd import forward_ad
 
@@ -74,6 +75,7 @@ def test_every_name_is_there() -> None:
     assert missing == [], f"PyTorch {torch.__version__} lacks " + "\n".join(missing)
 
 
+@pytest.mark.at_length("test_every_name_is_there")
 def test_every_attribute_is_there() -> None:
     from regard.support.torch_internals import ATTRIBUTES
 
