@@ -12,7 +12,18 @@ import { scopeName } from "./scope.js";
  * The figure of what is shown.
  * @param {import("./text.js").TextView} view
  */
-export async function textFigure({ app, state, layer, quantity, shaded, said, sheet, other }) {
+export async function textFigure({
+  app,
+  state,
+  layer,
+  quantity,
+  shaded,
+  said,
+  sheet,
+  other,
+  page,
+  outliers,
+}) {
   const { text, head } = state;
   const words =
     state.scope === "head"
@@ -20,8 +31,13 @@ export async function textFigure({ app, state, layer, quantity, shaded, said, sh
       : textWords(app, scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean"), text);
   words.notes = shaded ? [said.textContent ?? ""] : ["No token is selected, so no token is shaded."];
   if (other) words.notes.push(`Vermilion: layer ${other.layer.key}, head ${other.head}.`);
+  if (shaded && page.patches.size)
+    words.notes.push(
+      `In the picture colours go from clear over amber to red, for ${spell(quantity, shaded.top)}.`,
+    );
+  if (outliers.size) words.notes.push("A ring marks a patch that receives far more than others.");
   return viewFigure([sheet], words, {
-    bar: shaded && barOf(shaded, state, quantity),
+    bar: shaded && page.patches.size < layer.cols / 2 ? barOf(shaded, state, quantity) : null,
     hatch: "",
     dashed: "",
   });
