@@ -93,27 +93,6 @@ class TilePyramid:
             raise KeyError(f"tile: expected one of {high} × {wide} at level {z}, got ({i}, {j})")
         return self._cached(z, i, j)
 
-    def tile_without(self, z: int, i: int, j: int, key: int) -> TileCells:
-        """Return tile (i, j) of level z with all weights on one key set to 0: one column of cells differs."""
-        cells = self.tile(z, i, j)
-        span, size = SIDE << z, 1 << z
-        column = key // size - j * SIDE
-        if self.in_units:
-            raise KeyError("without: expected a map of tokens, got one of words or sentences")
-        if not 0 <= column < cells.mass.shape[1]:
-            return cells
-        # Recompute the cells that hold the key, from weights in which it has none.
-        first = (key // size) * size
-        rows, keys = slice(i * span, min(self.T, (i + 1) * span)), slice(first, min(self.S, first + size))
-        weights = self.m.tile(rows, keys).reshape(rows.stop - rows.start, -1).float().cpu()
-        weights[:, key - first] = 0
-        counts = self._queries_per_row(z, i * SIDE, cells.mass.shape[0])
-        mass, peak = cells.mass.clone(), cells.max.clone()
-        mass[:, column] = _block_sums(weights, size)[:, 0] / counts[:, 0]
-        if isinstance(self.m, AttentionMap):
-            peak[:, column] = _block_maxima(weights, size, 0.0)[:, 0].where(peak[:, column] >= 0, -1.0)
-        return TileCells(mass, peak)
-
     def _cached(self, z: int, i: int, j: int) -> TileCells:
         return self.cache.get((*self.name, z, i, j), lambda: self._computed(z, i, j))
 

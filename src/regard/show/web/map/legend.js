@@ -16,7 +16,7 @@ import { theme } from "../parts/theme.js";
  * @property {Quantity} quantity
  * @property {boolean} clipped whether weights above the scale's end are shown in its colour
  * @property {string} note what a cell stands for
- * @property {{ key: number, share: number, token: string } | null} sink
+ * @property {{ key: number, share: number, token: string } | null} sink that the colours leave out
  * @property {boolean} boundary
  * @property {boolean} hides whether cells in view are hidden
  */
@@ -74,11 +74,10 @@ export function legend(root) {
       words.textContent = note;
       hidden.hidden = !sink;
       if (sink) {
-        const share = `${(100 * sink.share).toFixed(1)}%`;
         hidden.replaceChildren(
           `Key ${sink.key} `,
           element("span", { class: "token", text: sink.token }),
-          ` receives ${share} of all attention and is drawn separately. The colours show how each query divides the rest.`,
+          ` receives ${percent(sink.share)} of the attention of the queries that see it. The colours leave it out.`,
         );
         hidden.dataset.share = String(sink.share);
       }
