@@ -3,7 +3,7 @@
 // What it shows it says to those who listen; words and controls around it are the business of `map.js`.
 
 import { ramp } from "../parts/colours.js";
-import { contextOf, element } from "../parts/dom.js";
+import { ARROWS, contextOf, element } from "../parts/dom.js";
 import { mapScale } from "../parts/map_scale.js";
 import { areWeights, isSigned, PLAIN } from "../data/quantity.js";
 import { theme } from "../parts/theme.js";
@@ -21,8 +21,6 @@ const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu
 const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 const STILL = 160; // milliseconds without movement after which the address and the colours follow
 const WHOLE = { x: -1, y: -1, zoom: 0 }; // the state's place of the whole map
-/** @type {Record<string, [number, number]>} */
-const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 /**
  * @typedef {object} MapHooks
@@ -385,9 +383,9 @@ export class MapCanvas {
    */
   press(key, shift) {
     const { camera, layer, state } = this;
-    const move = MOVES[key];
-    if (move && shift) this.pan((-move[0] * camera.width) / 4, (-move[1] * camera.height) / 4);
-    else if (move) this.step(...move);
+    const [down, right] = ARROWS[key] ?? [0, 0];
+    if (ARROWS[key] && shift) this.pan((-right * camera.width) / 4, (-down * camera.height) / 4);
+    else if (ARROWS[key]) this.step(right, down);
     else if (key === "+" || key === "=") this.zoomAtCursor(1.5);
     else if (key === "-") this.zoomAtCursor(1 / 1.5);
     else if (key === "0") this.showWhole();

@@ -21,19 +21,6 @@ import { theme } from "../parts/theme.js";
  * @property {boolean} hides whether cells in view are hidden
  */
 
-/** @type {WeakMap<Tile, boolean>} */
-const HIDING = new WeakMap();
-
-/**
- * Whether a tile has hidden cells.
- * @param {Tile} tile
- */
-export function hidesCells(tile) {
-  const known = HIDING.get(tile) ?? tile.max.some((max) => max < 0);
-  HIDING.set(tile, known);
-  return known;
-}
-
 /**
  * Fills `root`; returns {show({scale, quantity, clipped, note, sink, boundary, hides})}.
  * @param {HTMLElement} root
@@ -201,7 +188,7 @@ function power(value, { shade, linear }) {
 export function hasHidden({ drawn, camera }) {
   const { left, top, right, bottom } = camera.frame;
   return drawn.some(({ tile, z, i, j }) => {
-    if (!tile || !hidesCells(tile)) return false;
+    if (!tile) return false;
     const size = 2 ** z;
     const first = { row: i * settings.tile, col: j * settings.tile };
     for (let n = 0; n < tile.max.length; n++) {

@@ -1,6 +1,7 @@
 // @ts-check
 // What the Text view saves: the shaded text as a figure, and the weights of the chosen token.
 
+import { marksOf } from "../map/legend.js";
 import { makeScale } from "../parts/colours.js";
 import { quantityTitle, spell } from "../data/quantity.js";
 import { visible } from "../data/tokens.js";
@@ -51,20 +52,7 @@ export async function textFigure({
  */
 function barOf({ top, signed }, { scale }, quantity) {
   const colours = makeScale({ scale, top, bottom: Math.min(1e-4, top / 10), signed });
-  const middle = signed ? "0" : spell(quantity, colours.weight(0.5));
-  const least = signed
-    ? spell(quantity, -top)
-    : scale === "log"
-      ? `≤ ${spell(quantity, colours.bottom)}`
-      : "0";
-  return {
-    scale: colours,
-    marks: [
-      [0, least],
-      [0.5, middle],
-      [1, spell(quantity, top)],
-    ],
-  };
+  return { scale: colours, marks: marksOf(colours, false, quantity) };
 }
 
 /**
