@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,11 +30,8 @@ MAX_PIECES_BYTES, MAX_MEAN_PIECE = 600_000, 24
 MAX_AFFIX = 16  # characters of a prefix or suffix of subwords, as "##" or "</w>"
 MAX_WORD = 256  # characters of a word in WordPiece, whose time grows with their cube
 MAX_NORMALIZED = 1 << 21  # bytes that the normalizers may make of the added tokens
-MAX_PATTERN = 4096  # characters of a regular expression
-MAX_REPETITIONS = 10_000  # of a part of a regular expression, where one without limit counts as 1,000
 
 NESTED = ("normalizers", "pretokenizers", "processors", "decoders")  # the fields of a Sequence
-QUANTIFIER = re.compile(r"[*+?]|\{(\d*)(?:(,)(\d*))?\}")
 
 Step = Mapping[str, Any]
 Growth = Callable[[Step], float]
@@ -82,8 +78,6 @@ def _growth(described: Mapping[str, Any], part: str, growths: Mapping[str, float
             raise ValueError(f"{part}: expected a type of {', '.join(growths)}, got {shorten(kind)}")
         growth = growths[kind]
         product = min(product * (growth(step) if callable(growth) else growth), math.inf)
-        if isinstance(pattern := step.get("pattern"), dict) and "Regex" in pattern:
-            _check_pattern(get_field(pattern, "Regex", str))
     return product
 
 
@@ -212,55 +206,3 @@ def _check_model(model: Any) -> None:
         _check_most("model.unk_token: characters", len(get_field(model, "unk_token", str)), MAX_TOKEN)
     word = model.get("max_input_chars_per_word", 0)
     _check_most("model.max_input_chars_per_word", check_type("max_input_chars_per_word", word, int), MAX_WORD)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Raise a ValueError if a regular expression is long, or repeats what is repeated too often.
-
-    The library that compiles it ends in a panic on such ones.
-    """
-    _check_most("pattern: characters of a regular expression", len(pattern), MAX_PATTERN)
-    # The most repetitions inside the groups that are open, and inside the last atom.
-    groups, atom, at = [1], 1, 0
-    while at < len(pattern):
-        # After "(", "?" begins (?:…) or a look-around, and repeats nothing.
-        if (quantifier := QUANTIFIER.match(pattern, at)) and pattern[at - 1 : at] != "(":
-            atom *= _repetitions(quantifier)
-            _check_most(f"pattern: repetitions in {shorten(pattern)}", atom, MAX_REPETITIONS)
-            groups[-1] = max(groups[-1], atom)
-            at = quantifier.end()
-            continue
-        if pattern[at] == "(":
-            groups.append(1)
-        elif pattern[at] == ")" and len(groups) > 1:
-            atom = groups.pop()
-            groups[-1] = max(groups[-1], atom)
-        else:
-            atom = 1
-        at = _atom_end(pattern, at)
-
-
-def _repetitions(quantifier: re.Match[str]) -> int:
-    """How often a quantifier repeats what is before it at most; 1,000 stands for no limit."""
-    if quantifier[0] in "*+?":
-        return 1 if quantifier[0] == "?" else 1000
-    most = quantifier[3] if quantifier[2] else quantifier[1]
-    # Nine digits are above the limit in any case, and a number may have thousands.
-    return max(1, int(most[:9])) if most else 1000
-
-
-def _atom_end(pattern: str, at: int) -> int:
-    """Where the atom that begins at `at` ends: an escape, a class in brackets, or one character."""
-    if pattern[at] == "\\":
-        return at + 2
-    if pattern[at] != "[":
-        return at + 1
-    depth, at = 1, at + 1
-    while at < len(pattern) and depth:
-        # An escaped bracket ends no class.
-        if pattern[at] == "\\":
-            at += 1
-        else:
-            depth += (pattern[at] == "[") - (pattern[at] == "]")
-        at += 1
-    return at
