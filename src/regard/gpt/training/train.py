@@ -110,8 +110,6 @@ def train(
             except OSError as error:
                 complete = f"; the checkpoint of step {run.saved_step} in {folder} is complete"
                 raise OSError(f"{error}{complete if run.saved_step >= 0 else ''}") from None
-            finally:
-                run.progress.close()
 
 
 def _arguments(config: Config, corpus: Corpus, settings: TrainingSettings) -> dict[str, Any]:
