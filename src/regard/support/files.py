@@ -151,9 +151,9 @@ def read_json(path: Path, kind: Kind) -> dict[str, Any]:
         return parse_object(text)
 
 
-def parse_object(text: str) -> dict[str, Any]:
+def parse_object(text: str, *, finite: bool = True) -> dict[str, Any]:
     """The object in a JSON text; see `parse_json`."""
-    plain = parse_json(text)
+    plain = parse_json(text, finite=finite)
     if not isinstance(plain, dict):
         raise ValueError(f"expected a JSON object, got {shorten(plain)}")
     return plain
