@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.named_masks import causal, window
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 
 MOST_ROWS = 256
 MAX_WEIGHTS, MAX_WEIGHTS_ON_GPU = 1 << 22, 1 << 26  # that are computed at a time
@@ -48,7 +48,7 @@ def latest_mass(m: AttentionMap, n: int) -> Tensor:
     return m.mass(causal & window(n))
 
 
-def weight_back(m: AttentionMap, back: int) -> Tensor:
+def weight_back(m: AttentionMap | LinearAttentionMap, back: int) -> Tensor:
     """The weight of every query on the key `back` positions before it, (B, H, T); 0 without one."""
     entries = m.diagonal(m.first_position - back)
     first = max(0, back - m.first_position)
