@@ -11,7 +11,9 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from regard.support.files import check_type, get_field, shorten
@@ -34,15 +36,17 @@ MAX_NORMALIZED = 1 << 21  # bytes that the normalizers may make of the added tok
 NESTED = ("normalizers", "pretokenizers", "processors", "decoders")  # the fields of a Sequence
 
 Step = Mapping[str, Any]
-Growth = Callable[[Step], float]
+GROWTHS: dict[str, dict[str, float | str]] = tomllib.loads(
+    Path(__file__).with_name("tokenizer_growth.toml").read_text(encoding="utf-8")
+)
 
 
 def check_limits(described: Mapping[str, Any]) -> None:
     """Raise a ValueError if a tokenizer, given as its parsed JSON, exceeds a limit; it names the part."""
-    normalized = _growth(described, "normalizer", NORMALIZERS)
-    growth = normalized * _growth(described, "pre_tokenizer", PRE_TOKENIZERS)
+    normalized = _growth(described, "normalizer")
+    growth = normalized * _growth(described, "pre_tokenizer")
     _check_most("normalizer and pre_tokenizer: bytes of one byte of a text", growth, MAX_GROWTH)
-    decoded = _growth(described, "decoder", DECODERS)
+    decoded = _growth(described, "decoder")
     _check_most("decoder: bytes of one byte of a token", decoded, MAX_DECODED_GROWTH)
     _check_post_processor(described)
     _check_added_tokens(described, normalized)
@@ -70,14 +74,14 @@ def _steps(described: Mapping[str, Any], part: str) -> Iterator[tuple[str, Step]
         yield get_field(step, "type", str), step
 
 
-def _growth(described: Mapping[str, Any], part: str, growths: Mapping[str, float | Growth]) -> float:
+def _growth(described: Mapping[str, Any], part: str) -> float:
     """The most bytes that the steps of a part make of one byte."""
     product = 1.0
     for kind, step in _steps(described, part):
-        if kind not in growths:
-            raise ValueError(f"{part}: expected a type of {', '.join(growths)}, got {shorten(kind)}")
-        growth = growths[kind]
-        product = min(product * (growth(step) if callable(growth) else growth), math.inf)
+        if kind not in GROWTHS[part]:
+            raise ValueError(f"{part}: expected a type of {', '.join(GROWTHS[part])}, got {shorten(kind)}")
+        growth = GROWTHS[part][kind]
+        product = min(product * (OWN_GROWTHS[kind](step) if isinstance(growth, str) else growth), math.inf)
     return product
 
 
@@ -107,49 +111,13 @@ def _size(text: object) -> int:
     return len(check_type("pattern", text, str).encode())
 
 
-NORMALIZERS: dict[str, float | Growth] = {
-    "Sequence": 1,
-    "BertNormalizer": 8,  # spaces around Chinese characters, decomposition and lower case
-    "ByteLevel": 2,
-    "Lowercase": 1.5,
-    "NFC": 3,
-    "NFD": 4,
-    "NFKC": 11,
-    "NFKD": 11,
-    "Nmt": 1,
+OWN_GROWTHS: dict[str, Callable[[Step], float]] = {
+    "Metaspace": lambda step: 1.0 + _size(get_field(step, "replacement", str)),
     "Precompiled": _precompiled_growth,
     "Prepend": lambda step: 1.0 + _size(get_field(step, "prepend", str)),
     "Replace": _replace_growth,
-    "Strip": 1,
-    "StripAccents": 1,
 }
-"""The most bytes that each normalizer makes of one byte."""
-PRE_TOKENIZERS: dict[str, float | Growth] = {
-    "Sequence": 1,
-    "BertPreTokenizer": 1,
-    "ByteLevel": 4,  # a space before each word, and two bytes for each byte
-    "CharDelimiterSplit": 1,
-    "Digits": 1,
-    "FixedLength": 1,
-    "Metaspace": lambda step: 1.0 + _size(get_field(step, "replacement", str)),
-    "Punctuation": 1,
-    "Split": 1,
-    "UnicodeScripts": 1,
-    "Whitespace": 1,
-    "WhitespaceSplit": 1,
-}
-DECODERS: dict[str, float | Growth] = {
-    "Sequence": 1,
-    "BPEDecoder": 2,
-    "ByteFallback": 1,
-    "ByteLevel": 3,  # a byte that belongs to no character becomes a replacement character
-    "CTC": 2,
-    "Fuse": 1,
-    "Metaspace": 1,
-    "Replace": _replace_growth,
-    "Strip": 1,
-    "WordPiece": 2,
-}
+"""The growth of the steps for which the table has a text."""
 
 
 def _check_post_processor(described: Mapping[str, Any]) -> None:
