@@ -1,4 +1,4 @@
-"""What the page of myths says of models of Transformers; its other claims are sessions that `test_docs` runs."""
+"""What the page of myths says of models of Transformers; `test_docs` runs its other claims as sessions."""
 
 from __future__ import annotations
 
