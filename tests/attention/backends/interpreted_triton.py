@@ -20,6 +20,7 @@ from regard.attention.backends.triton import (
     launch,
     pool,
     row_kernels,
+    spans,
 )
 from regard.attention.backends.triton.launch import KernelMap
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
@@ -69,6 +70,7 @@ def _small_blocks(monkeypatch):
         "column sums": (16, 32),
         "row sums": (32, 16),
         "topk": (32, 16),
+        "spans": (32, 16),
     }
     monkeypatch.setattr(
         configs,
@@ -288,6 +290,7 @@ SPANS = {
 )
 def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
     monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
+    monkeypatch.setattr(spans, "MAX_BUFFER", 1)  # the heads use the buffer in turn
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
     steps = trace(q.double(), k.double(), k.double(), mask)

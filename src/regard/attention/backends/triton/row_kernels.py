@@ -50,9 +50,9 @@ def pair_sums(m: KernelMap, ids: Tensor, key_ids: Tensor) -> Tensor:
 class CellArguments(NamedTuple):
     """The statistics kernel's arguments for cells that it fills in the same pass; see there."""
 
-    mass: Tensor | None = None  # (B, H, runs of rows, runs of keys)
+    mass: Tensor | None = None  # (B, H, parts of bins of queries, of keys)
     peak: Tensor | None = None
-    share: Tensor | None = None  # (runs of rows,)
+    share: float = 0.0  # 1 / the number of queries in a bin
     row_bins: int = 1
     col_bins: int = 1
     parts: int = 1
@@ -128,9 +128,13 @@ def topk(m: KernelMap, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _launch(
-    kernel: Any, purpose: str, m: KernelMap, tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...] = ()
+    kernel: Any,
+    purpose: str,
+    m: KernelMap,
+    own: tuple[Tensor | float | None, ...],
+    more: tuple[int, ...] = (),
 ) -> None:
-    """Launch a kernel on every block of queries; `tensors` and `numbers` are the arguments of its own."""
+    """Launch a kernel on every block of queries; `own` and `more` are the arguments of its own."""
     B, H, T, S = m.matrix
     scores, q = m.scores(), m.signed_q()
     (width,) = padded(q.shape[-1])
@@ -141,9 +145,9 @@ def _launch(
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         kernel[(-(-T // config.rows) * B * H,)](
-            q, m.k, descriptor(m.k, config.tma, config.cols, width), m.lse.contiguous(), *tensors,
+            q, m.k, descriptor(m.k, config.tma, config.cols, width), m.lse.contiguous(), *own,
             scores.slopes, lists, scores.band or Band(),
-            q.stride(), m.k.stride(), H, m.group, T, S, scores.factor, scores.cap, *numbers,
+            q.stride(), m.k.stride(), H, m.group, T, S, scores.factor, scores.cap, *more,
             q.shape[-1], width, config.rows, config.cols, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
