@@ -27,8 +27,6 @@ from regard.support.lru import LRUCache
 
 MAX_BUFFER = 1 << 29
 """How many numbers of float32 the buffer holds: fewer take more launches, whose ends leave the GPU idle."""
-KEYS_AT_ONCE = 8
-FRAGMENTS_AT_ONCE = 2048  # numbers of a tile: fragments × keys at once × runs
 MAX_CUTS = 16  # that are cached: moving one to a GPU makes the host wait for what runs there
 
 
@@ -49,7 +47,8 @@ class Cuts(NamedTuple):
     first_run: Tensor  # (bins + 1,)
     share: Tensor  # (bins,) 1 / the number of queries
     key_blocks: Tensor  # (blocks,) the blocks of keys that bins reach into
-    fragments: Tensor  # (3, fragments) the block among those, the first key in it, the number of keys
+    fragments: int
+    fragment_of: Tensor  # (keys of all blocks,) the fragment that a key is in, or −1
     first_fragment: Tensor  # (bins + 1,)
 
 
@@ -57,8 +56,8 @@ class Visits(NamedTuple):
     """The blocks of keys that the blocks of queries of a layout have to visit."""
 
     lists: BlockLists
-    entry_of: Tensor  # (lists, blocks of keys) the entry among those of the same head, or −1
-    entries: int  # of the head that has most
+    row_blocks: Tensor  # (entries,) the block of queries that visits
+    most: int  # entries of a head
 
 
 def pool(
@@ -70,8 +69,9 @@ def pool(
     """
     (width,) = padded(m.q.shape[-1])
     config, device = configs.choose("spans", width, m.q.dtype), m.q.device
-    key = (*(tuple(x.flatten().tolist()) for x in (rows, cols)), config, device)
-    cuts = _cuts.get(key, lambda: _cut(rows, cols, config, device))
+    S = m.matrix[3]
+    key = (S, *(tuple(x.flatten().tolist()) for x in (rows, cols)), config, device)
+    cuts = _cuts.get(key, lambda: _cut(S, rows, cols, config, device))
     scores = m.scores()
     visits = memoize_on_mask(
         scores.mask,
@@ -79,8 +79,7 @@ def pool(
         lambda: [_visit(m, scores, cuts, layout, config) for layout in cuts.layouts],
     )
     (B, H), kinds = m.matrix[:2], 3 if signed else 2
-    fragments = cuts.fragments.shape[1]
-    cells = torch.zeros(kinds, B * H, cuts.runs, fragments, dtype=torch.float32, device=device)
+    cells = torch.zeros(kinds, B * H, cuts.runs, cuts.fragments, dtype=torch.float32, device=device)
     # Triton launches on the current device.
     with torch.cuda.device_of(cells):  # type: ignore[no-untyped-call]
         for layout, of_layout in zip(cuts.layouts, visits, strict=True):
@@ -94,7 +93,7 @@ def pool(
 _cuts: LRUCache[Cuts] = LRUCache(MAX_CUTS)
 
 
-def _cut(rows: Tensor, cols: Tensor, config: configs.KernelConfig, device: torch.device) -> Cuts:
+def _cut(S: int, rows: Tensor, cols: Tensor, config: configs.KernelConfig, device: torch.device) -> Cuts:
     (starts, stops), sizes = rows, rows[1] - rows[0]
     # Runs as long as the span that the average position is in: longer ones leave more gaps (1.3 places a
     # position where spans have 1 to 31, against 1.15), and shorter ones need more cells.
@@ -105,22 +104,22 @@ def _cut(rows: Tensor, cols: Tensor, config: configs.KernelConfig, device: torch
     slots = torch.split(rank, [len(group.spans) for group in groups])
     layouts = [_lay_out(group.places, own, config.rows) for group, own in zip(groups, slots, strict=True)]
 
-    first, last = cols[0] // config.cols, (cols[1] - 1) // config.cols
-    per_span = (last - first + 1).clamp(min=0)
+    # Keys in order; a fragment begins where a span or a block does.
+    per_span = cols[1] - cols[0]
     spans = torch.arange(cols.shape[1], device="cpu").repeat_interleave(per_span)
-    block = first[spans] + torch.arange(len(spans), device="cpu") - (per_span.cumsum(0) - per_span)[spans]
-    start = torch.maximum(cols[0][spans], block * config.cols)
-    count = torch.minimum(cols[1][spans], (block + 1) * config.cols) - start
-    key_blocks, number = torch.unique(block, return_inverse=True)
-    fragments = torch.stack([number, start - block * config.cols, count])
+    keys = cols[0][spans] + torch.arange(len(spans), device="cpu") - (per_span.cumsum(0) - per_span)[spans]
+    begins = (keys == cols[0][spans]) | (keys % config.cols == 0)
+    fragment_of = torch.full((-(-S // config.cols) * config.cols,), -1, dtype=torch.int32, device="cpu")
+    fragment_of[keys] = begins.cumsum(0).int() - 1
     return Cuts(
         [Layout(places.int().to(device), slots.int().to(device)) for places, slots in layouts],
         len(span_of_run),
         _firsts(torch.bincount(span_of_run, minlength=len(sizes))).to(device),
         (1 / sizes).to(device),
-        key_blocks.to(device),
-        fragments.int().to(device),
-        _firsts(per_span).to(device),
+        torch.unique(keys // config.cols).to(device),
+        int(begins.sum()),
+        fragment_of.to(device),
+        _firsts(torch.bincount(spans[begins], minlength=cols.shape[1])).to(device),
     )
 
 
@@ -151,14 +150,11 @@ def _visit(
     cols, exist = (x[cuts.key_blocks] for x in cut_into_blocks(m.matrix[3], config.cols, rows.device))
     find = find_visible_blocks if scores.band is None else find_bounded_blocks
     blocks = find(scores.mask, m.matrix, rows, cols, exist)
-    lists, (_, _, R, C) = blocks.by_row, blocks.sizes
+    lists, R = blocks.by_row, blocks.sizes[2]
     counts = lists.first.diff()
-    own = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
-    entry = torch.arange(len(own), device=rows.device) - lists.first[:-1:R].long()[own // R]
-    entry_of = torch.full((len(counts), C), -1, dtype=torch.int32, device=rows.device)
-    entry_of[own, lists.block.long()] = entry.int()
+    row_blocks = (torch.arange(len(counts), device=rows.device) % R).repeat_interleave(counts).int()
     numbered = cuts.key_blocks[lists.block.long()].int()
-    return Visits(lists._replace(block=numbered), entry_of, int(lists.first[::R].diff().max()))
+    return Visits(lists._replace(block=numbered), row_blocks, int(lists.first[::R].diff().max()))
 
 
 def _fill(
@@ -175,8 +171,8 @@ def _fill(
     from regard.attention.backends.triton.spans_kernel import fragments_kernel, runs_kernel
 
     (B, H, T, S), q, k = m.matrix, m.signed_q(), m.k
-    lists, entry_of, entries = visits
-    kinds, _, runs, fragments = cells.shape
+    lists, row_blocks, entries = visits
+    kinds = len(cells)
     blocks, in_block = layout.slots.shape
     (width,), cols = padded(q.shape[-1]), config.cols
     per_head = entries * kinds * cols * in_block
@@ -185,7 +181,6 @@ def _fill(
     launches = -(-B * H // max(1, MAX_BUFFER // per_head))
     at_once = -(-B * H // launches)
     buffer = torch.empty(at_once * per_head, dtype=torch.float32, device=q.device)
-    some = FRAGMENTS_AT_ONCE // (KEYS_AT_ONCE * in_block)
     for first in range(0, B * H, at_once):
         heads = min(at_once, B * H - first)
         runs_kernel[(blocks * heads,)](
@@ -195,10 +190,10 @@ def _fill(
             kinds, q.shape[-1], width, config.rows, cols, in_block, scores.band is None, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
-        fragments_kernel[(-(-fragments // some), blocks, heads)](
-            buffer, cells, entry_of, lists.batch_step, lists.head_step, layout.slots, cuts.fragments,
-            H, entries, first, entry_of.shape[1], runs, fragments, cells.stride(0),
-            kinds, cols, in_block, some, KEYS_AT_ONCE,
+        fragments_kernel[(entries, heads)](
+            buffer, cells, lists, row_blocks, layout.slots, cuts.fragment_of,
+            H, blocks, entries, first, cuts.runs, cuts.fragments, cells.stride(0), kinds, cols, in_block,
+            num_warps=max(1, cols * in_block // 512),
         )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def runs_kernel(
     """The sum and the largest entry of each key and each of the RUNS runs of a block of queries.
 
     places (blocks, ROWS) has the query in each place of a block, or ~n where a copy of query n fills it.
-    buffer (heads of this launch, entries, KINDS, COLS, RUNS) has room for each entry of the lists of a head.
+    buffer (heads of this launch, entries, KINDS, RUNS, COLS) has room for each entry of the lists of a head.
     Of three KINDS, the second is how far the highest entry is above 0 and the third how far the lowest is
     below. BITS says that the lists have tiles of what is visible in partial blocks; otherwise the band says
     it.
@@ -71,7 +71,7 @@ def _past_keys(
     PARTIAL: tl.constexpr, KINDS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr, RUNS: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    inner = tl.arange(0, COLS)[:, None] * RUNS + tl.arange(0, RUNS)[None, :]
+    inner = tl.arange(0, COLS)[:, None] + tl.arange(0, RUNS)[None, :] * COLS
     block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
         following = block_at(lists, i + 1, start, stop)
@@ -127,56 +127,53 @@ def _max_of_runs(tile, ROWS: tl.constexpr, COLS: tl.constexpr, RUNS: tl.constexp
     return most.to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["entries", "first_head", "key_blocks", "runs", "fragments", "cell_step"])
+@triton.jit(do_not_specialize=["blocks", "entries", "first_head", "runs", "fragments", "cell_step"])
 def fragments_kernel(
-    buffer, cells, entry_of, batch_step, head_step, slots, bounds,
-    heads, entries, first_head, key_blocks, runs, fragments, cell_step,
-    KINDS: tl.constexpr, COLS: tl.constexpr, RUNS: tl.constexpr, SOME: tl.constexpr, KEYS: tl.constexpr,
+    buffer, cells, lists, row_blocks, slots, fragment_of,
+    heads, blocks, entries, first_head, runs, fragments, cell_step,
+    KINDS: tl.constexpr, COLS: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Reduce what `runs_kernel` stored for one block of queries and head over the keys of SOME fragments.
+    """Reduce what `runs_kernel` stored for one entry of the lists of a head over the keys of each fragment.
 
-    entry_of (lists, key_blocks) has the entry of each block of keys in the buffer, or −1. slots (blocks,
-    RUNS) has the row of cells for each run, or −1. bounds (3, fragments) has the block, the first key in it
-    and the number of keys of each fragment. cells (KINDS, heads, runs, fragments) begins as zeros; cell_step
-    is the size of a kind. KEYS keys are loaded at a time.
+    row_blocks (entries of all lists,) has the block of queries of each entry. slots (blocks, RUNS) has the
+    row of cells for each run, or −1, and fragment_of the column for each key, or −1. cells (KINDS, heads,
+    runs, fragments) begins as zeros; cell_step is the size of a kind.
     """
-    block, own_head = tl.program_id(1), tl.program_id(2)
+    number, own_head = tl.program_id(0), tl.program_id(1)
     head = (first_head + own_head).to(tl.int64)
-    fragment = tl.program_id(0) * SOME + tl.arange(0, SOME)
-    there = fragment < fragments
-    key_block = tl.load(bounds + fragment, mask=there, other=0)
-    first = tl.load(bounds + fragments + fragment, mask=there, other=0)
-    count = tl.load(bounds + 2 * fragments + fragment, mask=there, other=0)
-    entry_of += (head // heads * batch_step + head % heads * head_step + block) * key_blocks
-    entry = tl.load(entry_of + key_block, mask=there, other=-1)
-    if tl.max(entry) >= 0:
-        count = tl.where(entry >= 0, count, 0)
-        at = (own_head.to(tl.int64) * entries + tl.maximum(entry, 0)) * (KINDS * COLS) + first
+    of_head = lists.first + head // heads * lists.batch_step + head % heads * lists.head_step
+    entry = tl.load(of_head) + number
+    if entry < tl.load(of_head + blocks):
+        key = tl.arange(0, COLS)
+        of_key = fragment_of + tl.load(lists.block + entry) * COLS + key
+        fragment = tl.load(of_key)
+        first = fragment != tl.load(of_key - 1, mask=key > 0, other=-2)
+        last = fragment != tl.load(of_key + 1, mask=key < COLS - 1, other=-2)
+        first = tl.broadcast_to(first.to(tl.int32)[None, :], [RUNS, COLS])
+
         run = tl.arange(0, RUNS)
-        key = tl.arange(0, KEYS)
-        at = buffer + (at[:, None, None] + key[None, :, None]) * RUNS + run[None, None, :]
-        slot = tl.load(slots + block * RUNS + run)
-        cell = cells + (head * runs + slot)[None, :] * fragments + fragment[:, None]
-        wanted = there[:, None] & (slot >= 0)[None, :]
-        total = tl.zeros([SOME, RUNS], tl.float32)
-        highest, lowest = tl.zeros([SOME, RUNS], tl.int32), tl.zeros([SOME, RUNS], tl.int32)
-        for done in tl.range(0, tl.max(count), KEYS):
-            inside = (done + key)[None, :, None] < count[:, None, None]
-            total += tl.sum(tl.load(at, mask=inside, other=0.0), 1)
-            highest = tl.maximum(highest, _most(at + COLS * RUNS, inside))
-            if KINDS == 3:
-                lowest = tl.maximum(lowest, _most(at + 2 * COLS * RUNS, inside))
-            at += KEYS * RUNS
+        slot = tl.load(slots + tl.load(row_blocks + entry) * RUNS + run)
+        cell = cells + (head * runs + slot)[:, None] * fragments + fragment[None, :]
+        wanted = (slot >= 0)[:, None] & (last & (fragment >= 0))[None, :]
+        at = buffer + (own_head.to(tl.int64) * entries + number) * (KINDS * RUNS * COLS)
+        at += run[:, None] * COLS + key[None, :]
+        highest = tl.load(at + RUNS * COLS).to(tl.int32, bitcast=True)
+        _, total, highest = tl.associative_scan((first, tl.load(at), highest), 1, _continue)
         tl.store(cell, total, mask=wanted)
         tl.store(cell + cell_step, highest.to(tl.float32, bitcast=True), mask=wanted)
         if KINDS == 3:
+            below = tl.load(at + 2 * RUNS * COLS)
+            lowest = below.to(tl.int32, bitcast=True)
+            _, _, lowest = tl.associative_scan((first, below, lowest), 1, _continue)
             tl.store(cell + 2 * cell_step, lowest.to(tl.float32, bitcast=True), mask=wanted)
 
 
 @triton.jit
-def _most(at, inside):
-    """The bits of the largest of (fragments, keys, runs) over the keys."""
-    return tl.max(tl.load(at, mask=inside, other=0.0).to(tl.int32, bitcast=True), 1)
+def _continue(first, total, most, next_first, next_total, next_most):
+    """Sum and maximum of what stands in a fragment before a key, with those of what follows."""
+    total = tl.where(next_first != 0, next_total, total + next_total)
+    most = tl.where(next_first != 0, next_most, tl.maximum(most, next_most))
+    return first | next_first, total, most
 
 
 @triton.jit(do_not_specialize=["rows", "cols", "bins", "sums"])
