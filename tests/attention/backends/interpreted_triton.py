@@ -16,7 +16,6 @@ from regard.attention.backends.triton import (
     cells,
     column_sums,
     configs,
-    diagonal,
     launch,
     pool,
     row_kernels,
@@ -414,10 +413,10 @@ def test_diagonal(dtype, softcap):
     q, k, _ = draw(70, 70, D=20, dtype=dtype)
     steps = trace(q.double(), k.double(), k.double(), causal, softcap=softcap)
     lse = true_lse(steps.masked)
-    found = diagonal.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
+    found = row_kernels.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
     assert_near(found, steps.weights.diagonal(-1, -2, -1), 2e-7)
     empty = torch.full_like(lse, -torch.inf)
-    assert (diagonal.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
+    assert (row_kernels.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
 
 
 def true_statistics(weights, masked, first_position):

@@ -1,6 +1,7 @@
 """Launches the Triton kernels that reduce the rows of a map: their sums, statistics and largest weights.
 
-Each takes every block of queries past the key blocks it sees, so that one launcher serves them all.
+Each takes every block of queries past the key blocks it sees, so that one launcher serves them all, but for
+the weights along one diagonal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from regard.attention.masks.bands import Band
 
 MOST = 64
 """The largest k of `topk`: the kernel keeps k scores and keys of each row in registers."""
+DIAGONAL_ROWS = 32  # queries of one program
 
 
 def row_sums(m: KernelMap, gain: Tensor | None = None) -> Tensor:
@@ -125,6 +127,25 @@ def topk(m: KernelMap, count: int) -> tuple[Tensor, Tensor]:
     padded_count = max(8, 1 << (count - 1).bit_length())
     _launch(topk_kernel, "topk", m, (weights, indices), (count, padded_count))
     return weights, indices
+
+
+def diagonal(q: Tensor, k: Tensor, lse: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """The weights exp(score − lse) of q (B, H, N, D) on the keys k (B, G, N, D) of the same numbers.
+
+    `lse` (B, H, N) is in float32 or float64, and so is the difference; the result is in float32. A mask that
+    hides keys, or adds to the scores, is left to the caller.
+    """
+    from regard.attention.backends.triton.diagonal_kernel import diagonal_kernel
+
+    B, H, N, D = q.shape
+    weights = torch.empty(B, H, N, dtype=torch.float32, device=q.device)
+    # Triton launches on the current device.
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        diagonal_kernel[(-(-N // DIAGONAL_ROWS) * B * H,)](
+            q, k, lse, weights, q.stride(), k.stride(), lse.stride(), H, H // k.shape[1], N, scale, softcap,
+            D, *padded(D), DIAGONAL_ROWS,
+        )  # fmt: skip
+    return weights
 
 
 def _launch(
