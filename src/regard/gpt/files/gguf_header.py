@@ -181,9 +181,9 @@ class _Cursor:
             # No bytes: a size of 0, or a type that is not known.
             if not nbytes or rest or offset % alignment or start + nbytes > len(self.data):
                 raise ValueError(
-                    f"{shorten(name)}: expected a tensor of a type of GGUF, with sizes of at least 1 and rows "
-                    f"of whole blocks, at a multiple of {alignment} bytes within the {len(self.data):,} of the "
-                    f"file, got {shape} of type {kind}, {offset:,} after the header"
+                    f"{shorten(name)}: expected a tensor of a type of GGUF, with sizes of at least 1, rows "
+                    f"of whole blocks, at a multiple of {alignment} bytes within the {len(self.data):,} of "
+                    f"the file, got {shape} of type {kind}, {offset:,} after the header"
                 )
             tensors.append(GGUFTensor(name, shape, kind, start, nbytes))
         _check_apart(tensors)
