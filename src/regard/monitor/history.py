@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from regard.support.cell_output import PrintedOutput
 from regard.support.files import RunFileError, check_type, get_field, naming_errors
-from regard.support.imports import data_frame
 from regard.support.json_lines import read_lines
 from regard.support.table import Column, Table
 
@@ -185,16 +184,16 @@ class MonitorHistory(PrintedOutput):
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the table to `path` as CSV, atomically."""
-        *about, _ = HistoryRow._fields
-        rows = ((*x[:-1], *(x.values.get(name, math.nan) for name in MEASURES)) for x in self)
-        Table([*about, *MEASURES], rows).save(path, line_end="\n", nan=math.nan)
+        self._values().save(path, line_end="\n", nan=math.nan)
 
     def to_pandas(self) -> Any:
         """The table as a pandas `DataFrame`."""
-        rows = [
-            {name: x for name, x in row._asdict().items() if name != "values"} | row.values for row in self
-        ]
-        return data_frame(rows)
+        return self._values().to_pandas()
+
+    def _values(self) -> Table:
+        *about, _ = HistoryRow._fields
+        rows = [(*row[:-1], *(row.values.get(name, math.nan) for name in MEASURES)) for row in self]
+        return Table([*about, *MEASURES], rows)
 
     def __str__(self) -> str:
         """The last reading of every layer, the extremes of its heads, and the alarms."""
