@@ -68,7 +68,7 @@ WRONG: list[tuple[bytes, str]] = [
     (changed("tokenizer.ggml.tokens", 4, 1), "tokenizer.ggml.tokens: expected a list, got 1"),
     (changed("tokenizer.ggml.merges", 9, (8, ["ab"], 1)), "a vocabulary and its merges"),
     (with_tensor(shape=(1 << 40, 1 << 40)), "within the .* of the file, got"),
-    (with_tensor(shape=(0,)), r"sizes of at least 1 .* got \(0,\)"),
+    (with_tensor(shape=(0,)), r"sizes of at least 1, .* got \(0,\)"),
     (with_tensor(shape=(1,) * 5), "expected from 1 to 4 dimensions, got 5"),
     (with_tensor(kind=99), "expected a tensor of a type of GGUF, .* of type 99"),
     (with_tensor(offset=1 << 40), "within the .* of the file, got .* after the header"),
