@@ -16,25 +16,25 @@ from regard.attention.context_parallel.ring import RingCall, ring_listeners
 from regard.attention.masks.views import Positions
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import Placement
-from regard.recorder.sources import sdpa
+from regard.recorder.sources.call_listeners import Listening, current_listeners, notify
 from regard.recorder.storage.layer_file import storable_mask
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def intercepted() -> Iterator[None]:
     """Inside the block, calls on a ring go to the listeners of the context that makes them."""
     with ring_listeners.added(_pass_on):
         yield
 
 
 def _pass_on(call: RingCall) -> None:
-    listeners = sdpa.current_listeners()
+    listeners = current_listeners()
     if any(listener.is_editor for listener in listeners):
         raise ValueError(
             "regard.intervene cannot edit attention whose rows several processes hold: run the model in one"
         )
-    with sdpa.Listening():
-        sdpa.notify(listeners, attention_call(call))
+    with Listening():
+        notify(listeners, attention_call(call))
 
 
 def attention_call(call: RingCall) -> AttentionCall:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,21 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
-from regard.recorder.layer import LayerId
-from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import token_order
-from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.call_listeners import listeners_to, notify, read_or_explain
 from regard.recorder.sources.linear_attention.linear_modules import (
     GATED_DELTA_RULE,
     MAMBA2_SCAN,
     MAMBA2_STEP,
     MAMBA2_WHOLE,
-    linear_layer_ids,
-    linear_modules,
+    Take,
     watch_lightning,
 )
-from regard.recorder.sources.listener import attention_modules, numbered_modules
-from regard.support.override import ContextEntries, SharedOverride
+from regard.recorder.sources.structure_of_models.structure import calling_module
+from regard.support.override import SharedOverride
 
 # What `l2norm` of Transformers and of flash-linear-attention adds to the sum of squares.
 QK_NORM = 1e-6
@@ -42,56 +39,19 @@ Read = Callable[[Arguments, Tensor | None, Any], Call | None]
 """`read(arguments, state before, result)`: the call, or None if the function computed nothing."""
 
 
-class LinearListener:
-    """Passes the calls of one model's linear layers to one receiver."""
-
-    def __init__(self, receiver: CallReceiver, layer_ids: Mapping[nn.Module, LayerId]) -> None:
-        self.receiver, self.layer_ids = receiver, layer_ids
-
-    def take(self, module: nn.Module, call: Call) -> None:
-        """Pass on a call of one of the model's modules."""
-        if isinstance(call, AttentionCall) and call.recurrence is not None:
-            recurrence = call.recurrence._replace(convolution=_convolution(module))
-            call = call._replace(recurrence=recurrence)
-        # Of the receivers only a recording makes maps of recurrences.
-        if isinstance(call, UnreadableCall) or self.receiver.takes_recurrences:
-            self.receiver.record(self.layer_ids[module], call)
-
-
-_listeners: ContextEntries[LinearListener] = ContextEntries("linear_listeners")
 _override = SharedOverride()
 
 
-def fits(model: nn.Module) -> bool:
-    """Whether the model has a linear layer that can be read."""
-    return bool(linear_modules(model))
-
-
 @contextmanager
-def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
-    """Pass the calls of the model's linear layers to a receiver; restore everything on leaving.
-
-    A receiver that edits attention is not told of them.
-    """
-    if receiver.is_editor:
+def intercepted(modules: Collection[nn.Module], take: Take) -> Iterator[None]:
+    """Inside the block, the calls of some linear layers go to the listeners; `take` receives lightning's."""
+    with _override.opened(), watch_lightning(modules, take):
+        for file in {type(module).__module__ for module in modules}:
+            for name, read in READERS.items():
+                # Under its name in the model's file, until the last block is left.
+                if callable(getattr(sys.modules.get(file), name, None)):
+                    _override.replace(sys.modules[file], name, functools.partial(_observed, read))
         yield
-        return
-    listener = LinearListener(receiver, linear_layer_ids(model, numbered_modules(attention_modules(model))))
-    receiver.expect(listener.layer_ids.values())
-    with ExitStack() as undo:
-        undo.enter_context(_override.opened())
-        for file in {type(module).__module__ for module in listener.layer_ids}:
-            _intercept_in(sys.modules.get(file))
-        undo.enter_context(watch_lightning(listener.layer_ids, listener.take))
-        undo.enter_context(_listeners.added(listener))
-        yield
-
-
-def _intercept_in(file: Any) -> None:
-    """Replace the functions that a file has under their names, until the last block is left."""
-    for name, read in READERS.items():
-        if callable(getattr(file, name, None)):
-            _override.replace(file, name, functools.partial(_observed, read))
 
 
 def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,11 +60,10 @@ def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        listeners = _listeners.get()
-        if not listeners or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         caller = calling_module()
-        listeners = tuple(x for x in listeners if caller in x.layer_ids)
+        listeners = [x for x in listeners_to(caller) if not x.is_editor]
         arguments = _arguments(signature, args, kwargs) if listeners else {}
         state = arguments.get("state")
         # Mamba-2's step writes the new state into the same tensor (`state.copy_`).
@@ -114,10 +73,12 @@ def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
             result = function(*args, **kwargs)
         if listeners:
             with torch.no_grad(), token_order.Pause():
-                call = _read_or_explain(read, arguments, before, result)
+                call = read_or_explain(read, arguments, before, result)
+            if isinstance(call, AttentionCall) and call.recurrence is not None:
+                recurrence = call.recurrence._replace(convolution=_convolution(caller))
+                call = call._replace(recurrence=recurrence)
             if call is not None:
-                for listener in listeners:
-                    listener.take(caller, call)
+                notify(listeners, call)
         return result
 
     return observed
@@ -129,15 +90,6 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict
     bound.apply_defaults()
     others = bound.arguments.pop("kwargs", {})
     return {**bound.arguments, **others}
-
-
-def _read_or_explain(read: Read, arguments: Arguments, before: Tensor | None, result: Any) -> Call | None:
-    """Return what was read, or the reason why it could not be."""
-    try:
-        return read(arguments, before, result)
-    # The model is to go on: a call that cannot be read is named as missing.
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        return UnreadableCall(f"its arguments could not be read ({type(error).__name__}: {error})")
 
 
 def _first(arguments: Arguments, *names: str) -> Any:

@@ -85,7 +85,7 @@ def linear_layer_ids(model: nn.Module, attention: Mapping[str, nn.Module]) -> di
     }
 
 
-Take = Callable[[nn.Module, AttentionCall], None]
+Take = Callable[[nn.Module, AttentionCall], object]
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from regard.attention.masks.named_masks import causal
 from regard.attention.masks.tensor_masks import Padding
 from regard.maps import AttentionMap
 from regard.recorder.map_preparation import copy_if_written
-from regard.recorder.sources.sdpa import attend_with_overview, autocast, current_listeners, wants_overview
+from regard.recorder.sources.call_listeners import current_listeners, wants_overview
+from regard.recorder.sources.sdpa import attend_with_overview, autocast
 from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.transformers_library.transformers_masks import RuleMask, rule_mask
 
