@@ -24,7 +24,7 @@ import regard
 from benchmarks.capture import Clock
 from benchmarks.measure import machine
 from regard.gpt import GPT, Config
-from regard.recorder.contributions.linear_weights import LinearWeights
+from regard.recorder.contributions.output_projection import LinearWeights
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.rollout import roll_out
 

@@ -13,11 +13,20 @@ import torch
 from torch import Tensor, distributed, nn
 
 from regard.recorder.placement import ShardId, new_run
-from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 from regard.support.processes import LostRankError, check_group, is_lost_rank
 
 MAX_TEXT = 1 << 26
 """The most bytes of one rank's text."""
+
+
+def is_dtensor(x: object) -> bool:
+    """Whether this is a tensor that is spread over processes, without importing what defines them."""
+    return any(kind.__name__ == "DTensor" for kind in type(x).__mro__) and isinstance(x, Tensor)
+
+
+def is_distributed() -> bool:
+    """Whether this process runs with others."""
+    return distributed.is_available() and distributed.is_initialized()
 
 
 class RankGroup:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from regard.recorder.contributions.frozen_modules import is_norm
-from regard.recorder.contributions.linear_weights import is_linear
+from regard.recorder.contributions.output_projection import is_linear
 
 Role = Literal[
     "block", "attention", "branch", "mixer", "linear", "attention linear", "norm", "head linear", "activation"

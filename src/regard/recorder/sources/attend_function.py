@@ -2,7 +2,12 @@
 
 While a capture is open, `attend` computes by `observed_attend`, which returns the same bits: it runs the same
 kernel, takes the row log-sum-exp as well, and passes the call to those who listen to
-`scaled_dot_product_attention`, which it stands for. Of Regard's own code its layers are heard.
+`scaled_dot_product_attention`, which it stands for. Of Regard's own code its layers and its
+attention for Transformers are heard.
+
+With `group=` it is ring attention, in a model whose rows several ranks hold. Each rank hears its own rows,
+with the keys of all ranks, which pass by it anyway: its evidence is made from them. It keeps its own rows and
+its own keys, and a folder of all ranks joins them.
 """
 
 from __future__ import annotations
@@ -19,9 +24,12 @@ from torch import Tensor
 from regard.attention.attend import attend
 from regard.attention.backends.plan import attend_by_plan
 from regard.attention.backends.problem import prepare
+from regard.attention.context_parallel.ring import RingCall, ring_listeners
 from regard.attention.inputs import as_batch_mask
+from regard.attention.masks.views import Positions
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.map_preparation import without_autocast
+from regard.recorder.placement import Placement
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_listeners import (
     Listening,
@@ -33,16 +41,19 @@ from regard.recorder.sources.call_listeners import (
 )
 from regard.recorder.sources.gpt import with_evicted_keys
 from regard.recorder.sources.sdpa_call import attention_call
+from regard.recorder.storage.layer_file import storable_mask
 from regard.support.override import SharedOverride
 from regard.support.torch_internals import current_transform
 
 _override = SharedOverride()
+HEARD = ("regard.layers.attention", "regard.recorder.sources.transformers_library.transformers_attention")
+"""The files of Regard's own code that compute a model's attention."""
 
 
 @contextmanager
 def intercepted() -> Iterator[None]:
     """While any such block is open, calls of `attend` go to the listeners of the context that makes them."""
-    with _override.opened():
+    with _override.opened(), ring_listeners.added(_pass_on):
         _override.replace(sys.modules[attend.__module__], attend_by_plan.__name__, lambda _: observed_attend)
         yield
 
@@ -64,11 +75,9 @@ def observed_attend(
     listeners = current_listeners()
     # Of the code that called `attend`, two frames up.
     caller = sys._getframe(2).f_globals.get("__name__", "")
-    # Its attention for Transformers is heard by the interface.
-    is_own = caller.startswith("regard.") and not caller.startswith("regard.layers.")
-    if not listeners or sdpa.is_computing() or is_own:
+    if not listeners or (caller.startswith("regard.") and caller not in HEARD):
         return plain(return_lse)
-    with sdpa.Computing():
+    with Listening():
         # Without a width there is no output to compare; the model is to go on all the same.
         unreadable = "its values have a width of 0" if v.shape[-1] == 0 else None
         if current_transform() is not None:
@@ -92,7 +101,7 @@ def observed_attend(
         # The caller may write to the one that it is given.
         if return_lse and own_lse is not None:
             own_lse = own_lse.clone()
-        with reading_mode(listeners), Listening(), without_autocast(q.device):
+        with reading_mode(listeners), without_autocast(q.device):
             call: Call
             # A tensor may be one of Regard's masks as a matrix, and is read as that mask.
             if isinstance(mask, Tensor) and q.ndim == 4:
@@ -109,3 +118,32 @@ def observed_attend(
     if isinstance(call, AttentionCall) and call.used is not None:
         output = call.used.reshape(output.shape)
     return output, lse.reshape(q.shape[:-1]) if return_lse and lse is not None else None
+
+
+def _pass_on(call: RingCall) -> None:
+    listeners = current_listeners()
+    if any(listener.is_editor for listener in listeners):
+        raise ValueError(
+            "regard.intervene cannot edit attention whose rows several processes hold: run the model in one"
+        )
+    with Listening():
+        notify(listeners, _ring_call(call))
+
+
+def _ring_call(call: RingCall) -> AttentionCall:
+    """Return a call on a ring as an `AttentionCall` of this rank's rows on all keys."""
+    settings = call.scale, call.softcap, call.sinks
+    tensors = call.q, call.k, call.v, call.output, call.lse
+    whole = AttentionCall(*tensors, call.mask, *settings, own_lse=True)
+    H, (G, S) = call.q.shape[1], call.k.shape[1:3]
+    rows = torch.cat([torch.arange(run.start, run.stop, device="cpu") for run in call.q_runs])
+    # A ring of one process has all rows.
+    if len(rows) == call.T:
+        return whole
+    runs = (tuple((run.start, run.stop) for run in of_rank if run) for of_rank in (call.q_runs, call.k_runs))
+    return whole._replace(
+        mask=Positions(call.mask, rows, torch.arange(S, device="cpu"), call.T, S),
+        placement=Placement(H, tuple(range(G)), *runs),
+        # A user's function cannot be written to the folder of all ranks, so that it is stored as a tensor.
+        whole_mask=storable_mask(call.mask, (len(call.q), H, call.T, S), call.q.device),
+    )

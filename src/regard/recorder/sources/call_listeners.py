@@ -44,7 +44,7 @@ _instead: ContextVar[tuple[CallListener, ...] | None] = ContextVar("listeners_in
 class Listening(token_order.Pause):
     """Inside the block, these listeners and no others receive the calls that this context makes.
 
-    Without any a call is being read, by operators that are not the model's.
+    Without any a call is being computed or read, by operators that are not the model's.
     """
 
     def __init__(self, *listeners: CallListener) -> None:
@@ -64,6 +64,11 @@ class Listening(token_order.Pause):
 def is_nested() -> bool:
     """Whether some listeners stand in for those of the open blocks."""
     return _instead.get() is not None
+
+
+def is_reading() -> bool:
+    """Whether a call is being computed or read, so that the functions that this calls are not heard."""
+    return _instead.get() == ()
 
 
 def current_listeners() -> tuple[CallListener, ...]:

@@ -24,7 +24,7 @@ from regard.recorder.attention_call import AttentionCall, Call, Part, Unreadable
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
 from regard.recorder.receiver import CallReceiver, Slot
-from regard.recorder.sources import attend_function, gpt, ring_attention, sdpa, token_order
+from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order
 from regard.recorder.sources.call_listeners import (
     CallListener,
     Listening,
@@ -36,12 +36,10 @@ from regard.recorder.sources.call_listeners import (
 from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager.eager_scores import EagerAttention
-from regard.recorder.sources.linear_attention import linear_functions
-from regard.recorder.sources.linear_attention.linear_modules import linear_layer_ids, linear_modules
-from regard.recorder.sources.row_placement import place_rows
+from regard.recorder.sources.linear_attention import linear_layer_ids, linear_modules
+from regard.recorder.sources.rank_placement import is_distributed, place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
-from regard.recorder.sources.structure_of_models.head_placement import is_distributed, place_heads
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import (
@@ -442,14 +440,14 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(gpt.cache_watches(modules.values(), wrappers))
         undo.enter_context(wrappers.active())
-        for intercepted in (sdpa, attend_function, ring_attention, torch_mha):
+        for intercepted in (sdpa, attend_function, torch_mha):
             undo.enter_context(intercepted.intercepted())
         if is_transformers(model):
             from regard.recorder.sources.transformers_library import transformers_interface
 
             undo.enter_context(transformers_interface.intercepted())
         if not receiver.is_editor and (linear := linear_modules(model)):
-            undo.enter_context(linear_functions.intercepted(linear.values(), listener.take))
+            undo.enter_context(linear_attention.intercepted(linear.values(), listener.take))
         undo.enter_context(open_listeners.added(listener))
         yield
 

@@ -29,11 +29,14 @@ from regard.attention.masks.named_masks import causal
 from regard.maps.tile_passes import kept_overview
 from regard.maps.tile_passes.kept_overview import KeptOverview
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
+from regard.recorder.rank_group import is_dtensor
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import (
+    CallListener,
     Listening,
     current_listeners,
     is_nested,
+    is_reading,
     notify,
     read_or_explain,
     reading_mode,
@@ -50,7 +53,6 @@ from regard.recorder.sources.structure_of_models.head_order import (
     note_axes,
     unpack,
 )
-from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 from regard.recorder.sources.structure_of_models.structure import calling_module, is_running
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS
 from regard.support.override import SharedOverride
@@ -70,25 +72,7 @@ FUNCTIONS = (original, aten.scaled_dot_product_attention, aten.scaled_dot_produc
 LEAVING = {"numpy", "__array__", "tolist", "__dlpack__"}
 """Functions by which a tensor leaves PyTorch."""
 
-_computing: ContextVar[bool] = ContextVar("computing", default=False)
 _override = SharedOverride()
-
-
-class Computing(token_order.Pause):
-    """Inside the block, an attention is being computed: the functions that it calls are not heard as well."""
-
-    def __enter__(self) -> None:
-        self._outer = _computing.set(True)
-        super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        _computing.reset(self._outer)
-
-
-def is_computing() -> bool:
-    """Whether this runs inside of `Computing`."""
-    return _computing.get()
 
 
 @contextmanager
@@ -134,7 +118,7 @@ class AttentionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # Dynamo warns of cached functions.
-        if torch.compiler.is_compiling() or _computing.get():
+        if torch.compiler.is_compiling() or is_reading():
             return func(*args, **kwargs)
         if func in FUNCTIONS:
             return observed_attention(*args, **kwargs)
@@ -252,17 +236,27 @@ def observed_attention(
     run = functools.partial(original, **options, scale=scale, enable_gqa=enable_gqa)
     # The operations of the comparison are not the model's: with the mode around them a small Llama under
     # `generate` cost 7.1 to 7.9 times the plain run, and 4.1 to 4.2 without.
-    with Computing(), without_mode():
-        return _observed(run, query, key, value)
+    listeners, has_own_axes = current_listeners(), not is_nested()
+    with Listening(), without_mode():
+        # Dynamo traces this call and does not run it, so that there are no numbers to read.
+        if not listeners or torch.compiler.is_compiling():
+            return run(query, key, value)
+        return _observed(run, query, key, value, listeners, has_own_axes)
 
 
-def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute an attention by `run`, which has the options of the function, or with its lse."""
+def _observed(
+    run: functools.partial[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    listeners: tuple[CallListener, ...],
+    has_own_axes: bool,
+) -> Tensor:
+    """Compute an attention by `run`, which has the options of the function, or with its lse.
+
+    `has_own_axes` says that its tensors are as the model's code has them, whose first axes may be any.
+    """
     mask, dropout, is_causal, scale, _ = run.keywords.values()
-    listeners = current_listeners()
-    # Dynamo traces this call and does not run it, so that there are no numbers to read.
-    if not listeners or torch.compiler.is_compiling():
-        return run(query, key, value)
     # A nested tensor has no shape (B, H, T, D) to make a map of.
     if query.is_nested:
         notify(listeners, UnreadableCall("its queries are a nested tensor"))
@@ -270,7 +264,7 @@ def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value:
     if is_dtensor(query):  # as under PyTorch's context_parallel: each rank has some rows
         result = run(query, key, value)
         own = tuple(x.detach().to_local() for x in cast(Any, (query, key, value, result)))
-        with reading_mode(listeners), Listening():
+        with reading_mode(listeners):
             notify(listeners, read_or_explain(attention_call, *own, mask, is_causal, scale))
         return result
     if current_transform() is not None:
@@ -279,7 +273,7 @@ def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value:
         return run(query, key, value)
     independent = token_order.why_independent(query, key)
     # Nested listeners (Transformers' interface) already get (B, H, T, D).
-    axes = None if is_nested() else leading_axes(query, value, key)
+    axes = leading_axes(query, value, key) if has_own_axes else None
     counts = [] if axes is None else head_counts(calling_module())
     is_packed = any(are_packed(x.query_shape, query, key) for x in listeners)
     overview = wants_overview(listeners) and not is_packed
@@ -292,7 +286,7 @@ def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value:
         output, lse = None, None
     if output is None:
         output = run(query, key, value)
-    with reading_mode(listeners), Listening():
+    with reading_mode(listeners):
         tensors: tuple[Tensor, ...] = (query, key, value, output)
         call: Call
         try:
@@ -389,6 +383,6 @@ def attend_with_overview(problem: AttentionProblem) -> tuple[Tensor, Tensor, Kep
     _, _, T, S = problem.matrix
     if T < kept_overview.MIN_QUERIES or not launch.pools_in_forward(problem):
         return None
-    with Computing():
+    with Listening():
         output, lse, cells = launch.run_with_cells(problem, kept_overview.cell_size(T, S))
     return output, lse, KeptOverview(*cells)

@@ -122,6 +122,9 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
         # Eager attention is read by its arguments here, and not followed as a module's own code.
         with Listening(collector), sdpa.without_mode():
             result = run(module, query, *args, **kwargs)
+        # Regard's own attention returns the map itself, which is then that of the edited call.
+        if inner and isinstance(result, tuple) and isinstance(result[-1], AttentionMap):
+            result = _edited_result(result, inner[0])
         calls = inner
         if not inner:
             with reading_mode(listeners), without_autocast(query.device), Listening():
