@@ -287,7 +287,7 @@ class Listener:
         self.names = {module: name for name, module in modules.items()}
         self.layer_ids = {modules[name]: layer_id for name, layer_id in _layer_ids(model).items()}
         # An edit does not reach linear layers, and is not told of them.
-        if not receiver.is_editor:
+        if not receiver.is_editor and linear_modules(model):
             self.layer_ids |= linear_layer_ids(model, numbered_modules(attention_modules(model)))
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""

@@ -32,9 +32,9 @@ from regard.recorder.sources.call_listeners import (
     reading_mode,
 )
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
-from regard.recorder.sources.transformers_library.mask_recognition import origins
+from regard.recorder.sources.transformers_library.mask_recognition import Origin, origins
 from regard.recorder.sources.transformers_library.transformers_attention import register
-from regard.recorder.sources.transformers_library.transformers_masks import mask_origin
+from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
 from regard.support.lru import LRUCache
 from regard.support.override import SharedOverride
 
@@ -89,12 +89,16 @@ def _get_mask_function(get: Callable[..., Any]) -> Callable[..., Any]:
             mask = make(*args, **kwargs)
             # A `RuleMask` describes itself. Transformers passes these arguments by name.
             if type(mask) is Tensor and not args:
-                origins[mask] = functools.partial(mask_origin, **kwargs)
+                origins[mask] = functools.partial(_origin, **kwargs)
             return mask
 
         return make_and_note if open_listeners.get() else make
 
     return getitem
+
+
+def _origin(**kwargs: Any) -> Origin:
+    return describe_mask(**kwargs)[0]
 
 
 def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
