@@ -14,13 +14,15 @@ from regard.interventions.edit import (
     PATCHED,
     CallPlace,
     Edit,
+    Positions,
+    check_positions,
+    describe_positions,
     head_mask,
     replace_output,
     used_after,
     with_heads,
 )
 from regard.interventions.head_selection import Heads, Layer, select_heads
-from regard.interventions.positions import Positions, check_positions, describe_positions
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.result import Capture

@@ -16,9 +16,19 @@ from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.position_masks import Rectangle
 from regard.attention.masks.tensor_masks import TensorMask
 from regard.attention.masks.views import Submatrix
-from regard.interventions.edit import PATCHED, CallPlace, Edit, head_mask, used_after, with_heads
+from regard.interventions.edit import (
+    PATCHED,
+    CallPlace,
+    Edit,
+    Positions,
+    check_positions,
+    describe_positions,
+    head_mask,
+    position_flags,
+    used_after,
+    with_heads,
+)
 from regard.interventions.head_selection import Heads, Layer, select_heads
-from regard.interventions.positions import Positions, check_positions, describe_positions, position_flags
 from regard.recorder.attention_call import AttentionCall
 
 Edges = Mask | tuple[Positions, Positions]
