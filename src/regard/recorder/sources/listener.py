@@ -185,31 +185,19 @@ class EarlierCall(NamedTuple):
             and torch.equal(self.k, earlier.k)
         )
 
-    def is_beside(self, calls: Sequence[EarlierCall]) -> bool:
-        """Whether a call has the next tokens of one sequence, which attend to themselves and to no others.
-
-        Its queries and keys are cut from the tensors of the earlier calls, where those end, and at the same
-        tokens of both: windows that run in another order, or attend to other windows, are maps of their own.
-        """
-        first, tokens = calls[0], sum(call.q.shape[2] for call in calls)
-        return (
-            _other_tokens(self.q, first.q)
-            and _other_tokens(self.k, first.k)
-            and _first_token(first.q) == _first_token(first.k)
-            and _first_token(self.q) == _first_token(self.k) == _first_token(first.q) + tokens
-            and all(call.q.shape[2] == call.k.shape[2] for call in (*calls, self))
-        )
+    def tokens_after(self, first: EarlierCall) -> tuple[int | None, int | None]:
+        """By how many tokens its queries and its keys begin after those of the first call."""
+        return _tokens_between(self.q, first.q), _tokens_between(self.k, first.k)
 
     def is_cut_like(self, first: EarlierCall) -> bool:
         """Whether two calls of one module have other tokens of the same queries or keys."""
-        pairs = ((self.q, first.q), (self.k, first.k))
-        return self is not first and any(_other_tokens(x, y) for x, y in pairs)
+        pairs = zip(self.tokens_after(first), (self.q, self.k), strict=True)
+        return any(n is not None and abs(n) >= x.shape[2] > 0 for n, x in pairs)
 
     def place_after(self, first: EarlierCall) -> str:
         """Which part of its module's attention it is beside the first call, in words."""
-        pairs = ((self.q, first.q), (self.k, first.k))
-        rows, keys = (_first_token(x) - _first_token(y) if _is_one(x, y) else None for x, y in pairs)
-        words = [f"{n:+d} {what}" for what, n in (("queries", rows), ("keys", keys)) if n is not None]
+        numbers = zip(self.tokens_after(first), ("queries", "keys"), strict=True)
+        words = [f"{n:+d} {what}" for n, what in numbers if n is not None]
         return f"{PARTS}; this one begins {' and '.join(words)} from where the first begins"
 
     def part_of(self, calls: Sequence[EarlierCall]) -> Part | None:
@@ -221,46 +209,36 @@ class EarlierCall(NamedTuple):
         heads = (self.q.shape[:2], self.k.shape[:2]) == (first.q.shape[:2], first.k.shape[:2])
         if not heads or self.scores != first.scores:
             return None
-        if self.is_beside(calls):
+        T, S, before = self.q.shape[2], self.k.shape[2], sum(call.q.shape[2] for call in calls)
+        queries, keys = self.tokens_after(first)
+        if queries != before:
+            return None
+        # Tokens that attend to themselves and to no others, at the same places of both tensors: windows that
+        # run in another order, or attend to other windows, are maps of their own.
+        is_aligned = keys == before and _first_token(first.q) == _first_token(first.k)
+        if is_aligned and all(call.q.shape[2] == call.k.shape[2] for call in (*calls, self)):
             return "beside"
-        return "rows" if self.has_next_rows(calls) else None
-
-    def has_next_rows(self, calls: Sequence[EarlierCall]) -> bool:
-        """Whether a call has the next queries of the same tensor, for the same keys or new ones too."""
-        first, rows = calls[0], sum(call.q.shape[2] for call in calls)
-        T, S = self.q.shape[2], self.k.shape[2]
-        apart = int(self.q.storage_offset()) - int(first.q.storage_offset())
-        return (
-            _other_tokens(self.q, first.q)
-            and apart == rows * _strides(self.q, first.q)[2]
-            and self.k.data_ptr() == first.k.data_ptr()
-            and _strides(self.k, first.k) == _strides(first.k, self.k)
-            # Causal code hands each chunk the keys up to its own end, other code all keys. As many queries as
-            # keys are no chunk: that is attention once more.
-            and (S == rows + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2])
-        )
+        # Causal code hands each chunk the keys up to its own end, other code all keys. As many queries as
+        # keys are no chunk: that is attention once more.
+        is_chunk = S == before + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2]
+        return "rows" if keys == 0 and is_chunk else None
 
 
 def _write_counts(q: Tensor, k: Tensor, mask: Mask) -> tuple[int | None, ...]:
     return write_count(q), write_count(k), *mask_write_counts(mask)
 
 
-def _other_tokens(q: Tensor, other: Tensor) -> bool:
-    """Whether two tensors (B, H, T, D) are different tokens, and not different heads, of one tensor."""
-    if not _is_one(q, other):
-        return False
-    step = (strides := _strides(q, other))[2]
+def _tokens_between(x: Tensor, first: Tensor) -> int | None:
+    """By how many tokens x begins after a tensor (B, H, T, D); None if they are not cut so from one."""
+    is_same = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    if not is_same or (strides := _strides(x, first)) != _strides(first, x):
+        return None
     # An expanded axis has stride 0.
-    apart, rest = divmod(abs(int(q.storage_offset()) - int(other.storage_offset())), max(step, 1))
+    step = max(strides[2], 1)
+    apart, rest = divmod(int(x.storage_offset()) - int(first.storage_offset()), step)
     # A stride larger than a token's is that of a head or a text, and spans all the tokens.
-    tokens = min((x // step for x in strides[:2] if x > step), default=apart + 1) if step else 0
-    return not rest and q.shape[2] <= apart < tokens
-
-
-def _is_one(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors (B, H, T, D) are cut from one."""
-    is_same = x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return is_same and _strides(x, other) == _strides(other, x)
+    tokens = min((n // step for n in strides[:2] if n > step), default=abs(apart) + 1)
+    return None if rest or abs(apart) >= (tokens if strides[2] else 1) else apart
 
 
 def _first_token(x: Tensor) -> int:
@@ -334,7 +312,7 @@ class Listener:
             earlier[-1] = earlier[-1]._replace(slot=slot)
             # A part that could not be joined has other rows or keys than the tokens, and so has the first
             # one.
-            if part is None and earlier[-1].is_cut_like(earlier[0]):
+            if part is None and len(earlier) > 1 and earlier[-1].is_cut_like(earlier[0]):
                 self.receiver.unplace(earlier[0].slot, PARTS)
                 self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
         # Those among them that run in `run_and_disown` know when an output was not used.
