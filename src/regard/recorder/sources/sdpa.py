@@ -237,9 +237,9 @@ def observed_attention(
     # Dynamo traces this call and does not run it, so that there are no numbers to read.
     if torch.compiler.is_compiling():
         return run(query, key, value)
+    listeners, has_own_axes = current_listeners(), not is_nested()
     # The operations of the comparison are not the model's: with the mode around them a small Llama under
     # `generate` cost 7.1 to 7.9 times the plain run, and 4.1 to 4.2 without.
-    listeners, has_own_axes = current_listeners(), not is_nested()
     with Listening(), without_mode():
         if not listeners:
             return run(query, key, value)
