@@ -127,10 +127,10 @@ def _pass_on(call: RingCall) -> None:
             "regard.intervene cannot edit attention whose rows several processes hold: run the model in one"
         )
     with Listening():
-        notify(listeners, _ring_call(call))
+        notify(listeners, ring_call(call))
 
 
-def _ring_call(call: RingCall) -> AttentionCall:
+def ring_call(call: RingCall) -> AttentionCall:
     """Return a call on a ring as an `AttentionCall` of this rank's rows on all keys."""
     settings = call.scale, call.softcap, call.sinks
     tensors = call.q, call.k, call.v, call.output, call.lse
