@@ -354,6 +354,7 @@ def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name: 
     assert said.output == general.output
 
 
+@pytest.mark.at_length("test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request")
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("lesson", share(LESSONS[13:18], 3), ids=lambda lesson: lesson.noun)
 def test_every_named_mistake_says_where_to_read_about_it(tmp_path: Path, lesson: Lesson) -> None:

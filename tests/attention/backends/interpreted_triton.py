@@ -16,10 +16,10 @@ from regard.attention.backends.triton import (
     cells,
     column_sums,
     configs,
-    diagonal,
     launch,
     pool,
     row_kernels,
+    spans,
 )
 from regard.attention.backends.triton.launch import KernelMap
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
@@ -69,6 +69,7 @@ def _small_blocks(monkeypatch):
         "column sums": (16, 32),
         "row sums": (32, 16),
         "topk": (32, 16),
+        "spans": (32, 16),
     }
     monkeypatch.setattr(
         configs,
@@ -288,6 +289,7 @@ SPANS = {
 )
 def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
     monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
+    monkeypatch.setattr(spans, "MAX_BUFFER", 1)  # the heads use the buffer in turn
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
     steps = trace(q.double(), k.double(), k.double(), mask)
@@ -411,10 +413,10 @@ def test_diagonal(dtype, softcap):
     q, k, _ = draw(70, 70, D=20, dtype=dtype)
     steps = trace(q.double(), k.double(), k.double(), causal, softcap=softcap)
     lse = true_lse(steps.masked)
-    found = diagonal.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
+    found = row_kernels.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
     assert_near(found, steps.weights.diagonal(-1, -2, -1), 2e-7)
     empty = torch.full_like(lse, -torch.inf)
-    assert (diagonal.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
+    assert (row_kernels.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
 
 
 def true_statistics(weights, masked, first_position):

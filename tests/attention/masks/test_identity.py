@@ -290,16 +290,6 @@ def test_gradients_under_a_function_are_those_under_its_matrix(asked):
             torch.testing.assert_close(found, other)
 
 
-def test_the_block_lists_of_a_function_are_made_once(asked):
-    from regard.attention.backends.triton.launch import visible_blocks
-
-    for n, expected in ((3, "asked"), (3, "known"), (4, "asked")):
-        asked[0] = 0
-        mask = regard.causal & regard.rule(lambda b, h, q, k: (q + k) % n == 0)  # noqa: B023
-        assert len(visible_blocks(mask, (1, 2, 40, 40), 16, 16, torch.device("cpu")).by_row.first)
-        assert (asked[0] > 0) == (expected == "asked")
-
-
 def test_a_function_that_reads_no_head_is_the_same_for_all_of_them():
     assert _reads_positions_only(lambda b, h, q, k: q >= k)
     assert not _reads_positions_only(lambda b, h, q, k: q >= k + h)

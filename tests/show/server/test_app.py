@@ -700,12 +700,3 @@ def test_a_refusal_can_be_read_by_one_who_is_still_sending(
         while not answer.endswith(b"}"):
             answer += client.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413 " if key else b"HTTP/1.1 403 ")
-
-
-def test_what_is_not_http_is_refused(shared: BackgroundServer, logged: StringIO) -> None:
-    long = request(shared, "GET /", "X-Long: " + "x" * (1 << 20))
-    for sent in (b"nonsense\r\n\r\n", long):
-        with closing(connect(shared, sent)) as client:
-            answer = client.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 400 ")
-    assert logged.getvalue() == ""
