@@ -21,6 +21,7 @@ from regard.interventions.edit import (
     CallPlace,
     Edit,
     Positions,
+    check_no_dropout,
     check_positions,
     describe_positions,
     head_mask,
@@ -94,10 +95,7 @@ class EdgeBlock(Edit):
         # The call itself shows that the edit has not acted: the model hides these edges already.
         if not self._cuts_any(cut, (B, len(heads), T, S), call.q.device):
             return call
-        if call.problem is not None and "dropout" in call.problem:
-            raise RuntimeError(
-                f"layer {place.layer}: edges are cut without dropout: write model.eval() first"
-            )
+        check_no_dropout(call, place, "edges are cut")
         if call.problem == PATCHED:
             raise RuntimeError(
                 f"layer {place.layer}: edges cannot be cut beside a pattern that is patched at some "

@@ -82,6 +82,12 @@ class Edit(PrintedOutput):
         raise NotImplementedError
 
 
+def check_no_dropout(call: AttentionCall, place: CallPlace, what: str) -> None:
+    """Raise a RuntimeError if dropout was on in a call, since `what` the edit does has none."""
+    if call.problem is not None and "dropout" in call.problem:
+        raise RuntimeError(f"layer {place.layer}: {what} without dropout: write model.eval() first")
+
+
 def replace_output(call: AttentionCall, heads: list[int], new: Tensor, rows: Tensor | None) -> AttentionCall:
     """Return a call after which the model goes on with another output of some heads.
 

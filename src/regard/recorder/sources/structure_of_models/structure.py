@@ -77,6 +77,11 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules()) if known is None else known
 
 
+def is_inside(name: str, outer: str) -> bool:
+    """Whether a module is another one or inside it, by their names."""
+    return name == outer or name.startswith(f"{outer}.")
+
+
 def _is_unchanged(model: nn.Module) -> bool:
     now = _unchanged.get()
     return now is not None and now[0] is model and model in _memory
