@@ -56,22 +56,6 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
-@pytest.mark.parametrize(("name", "number"), (STAGES | BESIDE).items())
-def test_a_stage_bears_the_number_of_its_lesson(name: str, number: int) -> None:
-    text = ast.get_docstring(TREES[name]) or ""
-    assert re.match(rf"Stage {number}, ", text)
-    numbers = [int(n) for n in re.findall(r"[Ss]tage (\d+)", (FOLDER / f"{name}.py").read_text())]
-    assert all(n in NOUNS for n in numbers)
-
-
-@pytest.mark.skipif(not LESSONS.is_dir(), reason="there are no lessons here")
-def test_the_numbers_are_those_of_the_lessons() -> None:
-    found = {int(folder.name[:2]): folder.name[3:] for folder in LESSONS.iterdir() if folder.is_dir()}
-    taught = {number: noun for number, noun in found.items() if number in NOUNS}
-    assert taught
-    assert taught.items() <= NOUNS.items()
-
-
 def test_the_package_lists_its_stages_in_order() -> None:
     listed = re.findall(r"(\d+) (\w+)(?:\s+\(?and (\w+)\)?)?", stages.__doc__ or "")
     found = {name: int(number) for number, *names in listed for name in names if name}
