@@ -13,7 +13,6 @@ import regard
 from regard import stages
 
 FOLDER = Path(stages.__file__).parent
-LESSONS = FOLDER.parent / "learn" / "lessons"
 STAGES = {
     "simplified": 1,
     "trainable": 2,
@@ -29,18 +28,6 @@ STAGES = {
     "transformer": 10,
 }
 BESIDE = {"masking": 4, "against_pytorch": 5}
-NOUNS = {
-    1: "similarity",
-    2: "projections",
-    3: "scale",
-    4: "mask",
-    5: "head",
-    6: "heads",
-    7: "output",
-    8: "positions",
-    9: "cache",
-    10: "block",
-}
 TREES = {name: ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")) for name in STAGES | BESIDE}
 ARGUMENTS = {
     "T", "cache", "context", "d_context", "d_model", "d_out", "dropout", "head_dim", "ids", "mask",
