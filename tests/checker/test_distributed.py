@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,7 @@ from regard.checker.ranks.distributed import (
     run_ranks,
 )
 from tests.checker.planting import load, uproot
-from tests.patience import has_ended, wait_until
+from tests.patience import HANGING
 from tests.sampling import share
 
 RING = DISTRIBUTED_TEMPLATES["ring"]
@@ -178,18 +180,30 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path):
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
     )
-    wait_until(lambda: len(list(tmp_path.glob("broken.py.*"))) == 2)
-    pids = [int(file.suffix[1:]) for file in tmp_path.glob("broken.py.*")]
+    patience = time.monotonic() + HANGING
+    while len(pids := [int(file.suffix[1:]) for file in tmp_path.glob("broken.py.*")]) < 2:
+        assert time.monotonic() < patience
+        time.sleep(0.05)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_until(lambda: all(map(has_ended, pids)))
-    wait_until(lambda: not any(tmp_path.glob("regard-*")))  # the files through which they met
+    while (any(_runs(pid) for pid in pids) or any(tmp_path.glob("regard-*"))) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+    assert list(tmp_path.glob("regard-*")) == []  # the files through which they met
+
+
+def _runs(pid):
+    """Whether a process is neither gone nor a zombie that nobody has reaped yet."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_what_cannot_be_run_on_processes_is_refused():
     with pytest.raises(CheckError, match=r"top level of a file.*--processes 2"):
         check(lambda q, k, v: v, processes=2)
     with pytest.raises(CheckError, match="from 2 to 16"):
-        check(has_ended, processes=1)
+        check(_runs, processes=1)
     with pytest.raises(CheckError, match=r"expected a function of \(q, k, v\)"):
-        check(has_ended, processes=2)
+        check(_runs, processes=2)
