@@ -39,6 +39,8 @@ from regard.support.lru import LRUCache
 from regard.support.override import SharedOverride
 
 _override = SharedOverride()
+# By id, which is the function's own as long as what wraps it is here.
+_wrapped: LRUCache[Callable[..., Any]] = LRUCache(64)
 
 
 @contextmanager
@@ -65,8 +67,6 @@ def intercepted() -> Iterator[None]:
 
 def _return_observed(get: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method of the interface that returns a function, which every layer calls."""
-    # By id, which is the function's own as long as what wraps it is here.
-    observed: LRUCache[Callable[..., Any]] = LRUCache(64)
 
     @functools.wraps(get)
     def get_observed(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def _return_observed(get: Callable[..., Any]) -> Callable[..., Any]:
         # One of the two methods may return what the other has wrapped.
         if not open_listeners.get() or hasattr(function, "_regard_observed"):
             return function
-        return observed.get(id(function), lambda: _observed(function))
+        return _wrapped.get(id(function), lambda: _observed(function))
 
     return get_observed
 
