@@ -24,7 +24,7 @@ from regard.recorder.attention_call import AttentionCall, Call, Part, Unreadable
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
 from regard.recorder.receiver import CallReceiver, Slot
-from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order
+from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order, torch_mha
 from regard.recorder.sources.call_listeners import (
     CallListener,
     Listening,
@@ -48,7 +48,6 @@ from regard.recorder.sources.structure_of_models.token_mixers import (
     is_torchs,
     kind_of,
 )
-from regard.recorder.sources.torch_modules import torch_mha
 from regard.support.override import MethodWrappers
 from regard.support.torch_internals import current_transform
 
