@@ -6,7 +6,6 @@ those sizes from a model or its configuration; what is done with them is in `sto
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -301,11 +300,8 @@ def _available_to_system() -> int | None:
     """Return the available bytes of the whole machine."""
     try:
         match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        if match is not None:
-            return int(match[1]) * 1024
-        # Linux before 3.14 has no MemAvailable.
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
+        return None if match is None else int(match[1]) * 1024
+    except OSError:  # no Linux
         return None
 
 

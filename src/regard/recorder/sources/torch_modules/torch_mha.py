@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,19 +22,18 @@ from torch.nn import functional
 
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
-from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import sdpa, token_order
-from regard.recorder.sources.sdpa import CallListener, Listening, current_listeners, notify
-from regard.recorder.sources.structure_of_models.structure import modules_of
-from regard.recorder.sources.structure_of_models.token_mixers import FUSED
+from regard.recorder.sources import token_order
+from regard.recorder.sources.call_listeners import (
+    CallListener,
+    Listening,
+    current_listeners,
+    listeners_to,
+    notify,
+)
+from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of
 from regard.recorder.sources.torch_modules import torch_fused
 from regard.recorder.sources.torch_modules.torch_fused import difference_problem
-from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
-
-
-def fits(model: nn.Module) -> bool:
-    """Whether the model has PyTorch's attention inside."""
-    return any(isinstance(module, nn.MultiheadAttention) for module in modules_of(model).values())
+from regard.support.override import SharedOverride
 
 
 def layer_ids(model: nn.Module) -> dict[nn.MultiheadAttention, LayerId]:
@@ -57,55 +56,15 @@ def layer_ids(model: nn.Module) -> dict[nn.MultiheadAttention, LayerId]:
     return ids
 
 
-@contextmanager
-def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
-    """Observe the `MultiheadAttention` modules of a model; restore everything on leaving."""
-    modules = layer_ids(model)
-    receiver.expect(modules.values())
-    listeners = {
-        module: CallListener(functools.partial(receiver.record, layer_id), receiver.is_editor)
-        for module, layer_id in modules.items()
-    }
-    # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
-    run = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
-    wrappers = MethodWrappers()
-    for module in model.modules():
-        # The fused kernel of an encoder layer does not call its attention.
-        inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
-        # Wrapped, not hooked: PyTorch leaves its fast path if it finds a hook.
-        if isinstance(inner, nn.MultiheadAttention):
-            wrappers.add(module, "forward", functools.partial(_run_module, inner))
-        if isinstance(module, FUSED):
-            wrappers.add(module, "forward", run)
-    with (
-        sdpa.intercepted(),
-        intercepted_functions(),
-        _listeners.added(listeners),
-        wrappers.active(),
-    ):
-        yield
-
-
-_listeners: ContextEntries[Mapping[nn.MultiheadAttention, CallListener]] = ContextEntries("mha_listeners")
-"""For each open capture of a context, the listener of each attention module."""
-
-
-def _run_module(
-    attention: nn.MultiheadAttention, forward: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Run a module's `forward` so that its calls go to the listeners of its attention, and to no others."""
-    with Listening(*(listeners[attention] for listeners in _listeners.get() if attention in listeners)):
-        return forward(*args, **kwargs)
-
-
 _override = SharedOverride()
 
 
 @contextmanager
-def intercepted_functions() -> Iterator[None]:
+def intercepted() -> Iterator[None]:
     """While any capture is open, the functions that compute PyTorch's attention are intercepted.
 
-    The wrappers notify the listeners of their own context; without any they change nothing.
+    They are replaced, and modules not hooked: PyTorch leaves its fast path if it finds a hook. The wrappers
+    notify the listeners of their own context; without any they change nothing.
     """
     with _override.opened():
         _override.replace(functional, "multi_head_attention_forward", _with_weights)
@@ -205,7 +164,9 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def observed(*args: Any, **kwargs: Any) -> Tensor:
-        listeners = current_listeners()
+        # The kernel of an encoder layer does not call its attention.
+        layer = calling_module()
+        listeners = listeners_to(getattr(layer, "self_attn", layer))
         if not listeners:
             return run(*args, **kwargs)  # type: ignore[no-any-return]
         # What is computed again here is not the model's, and cuts its tensors into heads.
