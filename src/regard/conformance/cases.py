@@ -1,6 +1,6 @@
 """A case: a question of attention with what the index says of it, its inputs and its right answers.
 
-Which cases there are says `case_table`.
+Which cases there are says `cases.toml`.
 """
 
 from __future__ import annotations
