@@ -27,7 +27,6 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of, parameters_of
 from regard.checker.subject.reply import CallHook
 from regard.checker.subject.source import BLOCK_NAME, block_sizes, whole_numbers
-from regard.checker.subject.subject import Subject
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
 ROTATED = 300  # with rotary positions: bfloat16 has the whole numbers up to 256 only
@@ -256,21 +255,14 @@ def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) 
     worst = max(one.error for one in asked)
     if worst < TOLERANCE:
         session.add_pass("several blocks", shown)
-        _compare_gradients(session, blocked, questions)
+        failures = (gradient_failure(session, blocked, question, intent) for question in questions)
+        if failure := next(filter(None, failures), ""):
+            session.add_failure("gradients, several blocks", failure)
         return True
     session.add_failure("several blocks", f"with {shown} it {describe_difference(worst)}")
     for match in diagnose(observations, [intent], session.source)[:1]:
         session.add_match(match, worst / TOLERANCE)
     return True
-
-
-def _compare_gradients(session: CheckSession, subject: Subject, questions: list[Question]) -> None:
-    """Compare the gradients of a function with other blocks."""
-    intent = session.right_intent
-    assert intent is not None
-    failures = (gradient_failure(session, subject, question, intent) for question in questions)
-    if failure := next(filter(None, failures), ""):
-        session.add_failure("gradients, several blocks", failure)
 
 
 def _probe_grouped_heads(session: CheckSession) -> None:
