@@ -129,7 +129,7 @@ def test_a_broken_folder_is_answered_in_a_sentence(folder, tmp_path):
     write_cases(tmp_path)
     index = json.loads((tmp_path / INDEX).read_text())
     (tmp_path / INDEX).write_text(json.dumps(index | {"version": 3}))
-    with pytest.raises(ValueError, match="version 1 or 2, got 'regard-conformance', version 3"):
+    with pytest.raises(ValueError, match="version 2, got 'regard-conformance', version 3"):
         judge(tmp_path, tmp_path / "results")
     (tmp_path / INDEX).write_text(json.dumps(index | {"sha256": "0"}))
     with pytest.raises(ValueError, match="write it anew"):
@@ -240,22 +240,3 @@ def test_a_mask_of_finite_numbers_is_named_by_its_empty_rows(folder, tmp_path, f
     both = [*lines, *WRONG["no-scale"]]
     judgement = judge_program(folder, tmp_path / "results.safetensors", both)
     assert (judgement.mistakes, judgement.elsewhere) == (["no-scale"], [])
-
-
-def test_a_folder_of_version_1_is_read(folder, tmp_path):
-    """It has the first 30 cases, with the same numbers."""
-    from hashlib import sha256
-
-    from safetensors.torch import load_file, save_file
-
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    del index["tolerances"]
-    names = tuple(f"{entry['name']}." for entry in index["cases"][:30])
-    old = {name: x for name, x in load_file(folder / TENSORS).items() if name.startswith(names)}
-    save_file(old, tmp_path / TENSORS)
-    digest = sha256((tmp_path / TENSORS).read_bytes()).hexdigest()
-    index |= {"version": 1, "cases": index["cases"][:30], "sha256": digest}
-    (tmp_path / INDEX).write_text(json.dumps(index))
-    outputs = {name: x for name, x in old.items() if name.endswith(".output")}
-    judgement = judge_tensors(tmp_path, tmp_path, outputs)
-    assert (judgement.verdict, len(judgement.verdicts), judgement.missing) == ("right", 30, [])

@@ -99,13 +99,11 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
             session.add_match(match, error / TOLERANCE)
         return
     # A function that names its blocks, and sees every key, has the numbers of no mask: it is wrong.
-    if (
-        own.module is None
-        and block_sizes(own.subject)
-        and not _has_own_mask(own, question, reply.answer, rows)
-    ):
-        session.add_failure(question.name, detail)
-        return
+    if own.module is None and block_sizes(own.subject):
+        seen = _visible_keys(own, question, rows)
+        if seen is None or not _explains(question, reply.answer, intent, rows, seen):
+            session.add_failure(question.name, detail)
+            return
     session.undecided = (
         f"{detail}, though it is right on 40: if it should see fewer keys from some length on, say window=; "
         f"if it should be another attention, {COMPARE}"
@@ -147,13 +145,6 @@ def _find_loss(own: CheckSession, question: Question, answer: Answer, intent: In
     if not bool(keys[0, row]) or (not explained and _explains(question, answer, intent, [row], others)):
         return f"output {row} does not see its own key"
     return ""
-
-
-def _has_own_mask(own: CheckSession, question: Question, answer: Answer, rows: list[int]) -> bool:
-    """Return whether the rows are those of softmax attention on fewer keys."""
-    visible, intent = _visible_keys(own, question, rows), own.right_intent
-    assert intent is not None
-    return visible is not None and _explains(question, answer, intent, rows, visible)
 
 
 def _visible_keys(own: CheckSession, question: Question, rows: list[int]) -> Tensor | None:
