@@ -49,7 +49,8 @@ def cells_beyond(
     side = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
     counted = torch.ones(B, T, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
     beyond = mask & ~MaskOnly(limit)
-    number, first = 0, None
+    number = 0
+    first: Cell | None = None
     for queries, visited in visits_between(beyond, [*range(0, T, side), T], [*range(0, S, side), S]):
         for keys in (column.keys for column in visited):
             spans = range(queries.start, queries.stop), range(keys.start, keys.stop)

@@ -66,9 +66,9 @@ def draw_case(
         lengths: the queries and the keys of packed sequences.
         options: its sizes B, H, G, T, S, D and E, and further fields of a `Question`.
     """
-    packed = None
+    packed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     if lengths is not None:
-        queries, keys = packed = tuple(lengths[0]), tuple(lengths[1])
+        packed = queries, keys = tuple(lengths[0]), tuple(lengths[1])
         options = {"B": len(queries), "T": max(queries), "S": max(keys), "layout": "packed"} | options
     sizes = {
         axis: options.pop(axis, default) for axis, default in zip("BHTDE", (2, 4, 7, 10, 6), strict=True)
