@@ -17,9 +17,9 @@ from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
 from regard.learn.hunt import draw
-from regard.learn.judgement import usual_mistakes_of
 from regard.learn.lesson import Lesson
 from regard.learn.progress import read_progress
+from regard.learn.wrong_ways import usual_mistakes
 from tests.learn.in_process import judge_here
 from tests.patience import HANGING
 from tests.sampling import share
@@ -357,7 +357,7 @@ def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name: 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("lesson", share(LESSONS[13:18], 3), ids=lambda lesson: lesson.noun)
 def test_every_named_mistake_says_where_to_read_about_it(tmp_path: Path, lesson: Lesson) -> None:
-    for mistake in usual_mistakes_of(lesson):
+    for mistake in usual_mistakes(lesson):
         program = plain_solution(lesson.solution.replace(mistake.right, mistake.wrong))
         (tmp_path / lesson.file).write_text(program, encoding="utf-8")
         command = f"explain-mistake {mistake.name} --lesson {lesson.number}"

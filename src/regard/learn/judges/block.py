@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.tables.first_run import describe_answer
+from regard.learn.judges.tables.functions import Case, FunctionTask
+from regard.learn.judges.tables.functions import draw as draw_inputs
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.losses import NEXT_TOKEN_LOSS
+from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
@@ -26,7 +28,7 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
     named_mistake,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.learn.mistakes import MODEL_MISTAKES
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
 
@@ -380,6 +382,21 @@ def loss_before_training(module: ModuleType) -> float:
         return _loss(model, draw_sentences(256, torch.Generator().manual_seed(0))).item()
 
 
+NEXT_TOKEN_LOSS = FunctionTask(
+    "block",
+    "next_token_loss",
+    lambda: (
+        Case(
+            "on 2 texts of 5 tokens",
+            (draw_inputs(2, 5, 7, seed=0), torch.randint(7, (2, 5), generator=input_generator(1))),
+            "It is the mean cross-entropy of each place with the token after it.",
+        ),
+        Case(  # One number may be right by chance.
+            "on 3 texts of 4 tokens",
+            (draw_inputs(3, 4, 7, seed=2), torch.randint(7, (3, 4), generator=input_generator(3))),
+        ),
+    ),
+)
 TASKS = (
     Task(
         "MultiHeadAttention",
@@ -395,27 +412,5 @@ TASKS = (
         "SmallGPT", judge_model, reports_progress=True, trials=(Trial((torch.arange(12).view(2, 6),), SIZES),)
     ),
     NEXT_TOKEN_LOSS.task(),
-    guess_task(
-        "loss_at_the_start",
-        loss_before_training,
-        "the loss before the first step",
-        waiting="your guess is compared once the model runs",
-    ),
-)
-ATTENTION = "x + self.attention(self.attention_norm(x))"
-USUAL_MISTAKES = (
-    UsualMistake("no-residual", ATTENTION, "self.attention(self.attention_norm(x))"),
-    UsualMistake(
-        "norm-after-residual",
-        f"{ATTENTION}  #: x plus attention of the normalised x\n        x = x + self.mlp(self.mlp_norm(x))",
-        "self.attention_norm(x + self.attention(x))\n        x = self.mlp_norm(x + self.mlp(x))",
-    ),
-    UsualMistake("mlp-without-activation", "            nn.GELU(),\n", ""),
-    UsualMistake(
-        "one-block-for-all",
-        "TransformerBlock(d_model, num_heads) for _ in range(num_layers)",
-        "[TransformerBlock(d_model, num_heads)] * num_layers",
-    ),
-    UsualMistake("no-mask", "(q, k, v, is_causal=True)", "(q, k, v)"),
-    UsualMistake("targets-not-shifted", "targets = ids[:, 1:]", "targets = ids[:, :-1]"),
+    guess_task("block", "loss_at_the_start", loss_before_training),
 )

@@ -22,7 +22,7 @@ from regard.learn.judges.tables.verdicts import (
     example_picture,
     find_dropout_elsewhere,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
 INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
@@ -262,7 +262,6 @@ def _hint_for_accepted(mistake: str) -> str:
     return "compare every number of out with PyTorch's output for the same q, k and v, to 1e-6"
 
 
-ROW = torch.softmax(torch.tensor([1.0, 1.0, 2.0], device="cpu") / math.sqrt(2), dim=-1)
 TASKS = (
     Task(
         "Head",
@@ -278,48 +277,5 @@ TASKS = (
             *(Trial((TrialHead(mistake).eval(),)) for mistake in ("", *WRONG[:-1], LOWERED, REVERSED)),
         ),
     ),
-    guess_task(
-        "row_sum_after_dropout",
-        (ROW[1:].sum() / 0.5).item(),
-        "the sum of the dropped row",
-        within=0.004,
-        answers_to={
-            ROW[1:]
-            .sum()
-            .item(): "that is what the two that are kept sum to; dropout also multiplies them by "
-            "1 / (1 − p) = 2",
-            1.0: "a row sums to 1 before dropout, and afterwards on average only",
-            2.0: "2 is the sum if nothing is dropped and all are doubled; the first one is dropped",
-            (
-                ROW[:2].sum() / 0.5
-            ).item(): "that is the row of the table, where the last weight is dropped; here it is the first",
-        },
-        hint="dropout multiplies what it keeps by 1 / (1 − p): add up what is kept, enlarged by that",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake(
-        "plain-attribute",
-        BUFFER,
-        "self.causal_mask = visible",
-    ),
-    UsualMistake("scale-from-model-width", "math.sqrt(k.shape[-1])", "math.sqrt(x.shape[-1])"),
-    UsualMistake(
-        "dropout-in-eval", "weights = self.dropout(weights)", "weights = F.dropout(weights, self.dropout.p)"
-    ),
-    UsualMistake(
-        "dropout-on-scores",
-        "weights = self.dropout(weights)",
-        "weights = torch.softmax(self.dropout(scores), dim=-1)",
-    ),
-    UsualMistake(
-        "dropout-not-rescaled",
-        "weights = self.dropout(weights)",
-        "weights = weights * (torch.rand_like(weights) >= self.dropout.p) if self.training else weights",
-    ),
-    UsualMistake(
-        "scaled-twice",
-        "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
-        "F.scaled_dot_product_attention(q / q.shape[-1] ** 0.5, k, v, is_causal=True)",
-    ),
+    guess_task("head", "row_sum_after_dropout"),
 )

@@ -20,7 +20,7 @@ from regard.learn.judges.tables.verdicts import (
     example_picture,
     find_dropout_elsewhere,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
@@ -91,30 +91,7 @@ SIZES = (
         "W_q(x) has d_out = num_heads × head_dim numbers for each token: head_dim = d_out // num_heads",
     ),
 )
-PARAMETERS = "the number of parameters, with 8 heads as with 1,"
 TASKS = (
     Task(NAME, judge_module, trials=(Trial((draw(2, 6, 24),), INIT),)),
-    guess_task(
-        "parameters_of_eight_heads",
-        3 * 64 * 64,
-        PARAMETERS,
-        within=0.0,
-        answers_to={
-            8 * 3 * 64 * 64: "that would be eight heads as wide as the model; they share its width, 8 each",
-            3 * 64 * 8: "that is one of the eight heads",
-            64 * 64: "that is one of the three projections",
-        },
-        hint="three projections of 64 × 64",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake(
-        "heads-split-by-view",
-        "x = x.view(*x.shape[:-1], self.num_heads, self.head_dim)",
-        "return x.view(x.shape[0], self.num_heads, x.shape[1], self.head_dim)",
-    ),
-    UsualMistake("heads-merged-by-view", "tokens.flatten(-2)", "x.reshape(tokens.flatten(-2).shape)"),
-    UsualMistake(
-        "scale-from-model-width", "math.sqrt(self.head_dim)", "math.sqrt(self.num_heads * self.head_dim)"
-    ),
+    guess_task("heads", "parameters_of_eight_heads"),
 )

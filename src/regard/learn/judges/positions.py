@@ -23,7 +23,7 @@ from regard.learn.judges.own_projections import (
     find_wrong_output,
 )
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
-from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
+from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
@@ -36,7 +36,7 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
     named_mistake,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.stages.example import X, with_weights
 
 ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
@@ -47,76 +47,10 @@ def _vectors() -> Tensor:
     return torch.randn(2, 3, 6, 8, generator=input_generator())
 
 
-TURNED_A, TURNED_B, PAIRS = (
-    "a * cos - b * sin",
-    "b * cos + a * sin",
-    "torch.cat([turned_a, turned_b], dim=-1)",
-)
-ANGLES, HALVES, PLACES = "places[:, None] * turns", "x[..., :half], x[..., half:]", "start, start + T"
-EVEN_AND_ODD = "x[..., 0::2], x[..., 1::2]"
-INTERLEAVED = "torch.stack([turned_a, turned_b], dim=-1).flatten(-2)"
-NEIGHBOURS = "it pairs neighbours, 0 with 1, 2 with 3; the lesson pairs channel i with channel i + D/2"
-BOTH = "a cos − b sin, b cos + a sin"
 ROTATION = FunctionTask(
     "positions",
     ROTATE,
     lambda: (Case("from position 0 on", (_vectors(),)), Case("with start=5", (_vectors(), 5))),
-    (Result("turned", "(…, T, head_dim)"),),
-    (
-        WrongWay(TURNED_A, "a * cos + b * sin", "rotation-sign-lost"),
-        WrongWay(
-            f"{TURNED_A}\n{TURNED_B}",
-            "a * cos + b * sin\nb * cos - a * sin",
-            said="it turns the other way round: scores would be right, but weights of trained models would "
-            "not fit",
-            hint=BOTH,
-        ),
-        WrongWay(f"{HALVES}\n{PAIRS}", f"{EVEN_AND_ODD}\n{INTERLEAVED}", said=NEIGHBOURS),
-        WrongWay(HALVES, EVEN_AND_ODD, said=NEIGHBOURS),
-        WrongWay(PAIRS, "x", said="nothing is turned: it returns x", hint=BOTH),
-        *(
-            WrongWay(right, wrong, said=said)
-            for right, wrong, said in (
-                (
-                    PLACES,
-                    "start + 1, start + T + 1",
-                    "the first token is at position 1; positions begin at 0",
-                ),
-                (
-                    PLACES,
-                    "T",
-                    "right from position 0 on; with start=5 the first token has to be at position 5",
-                ),
-                (
-                    ANGLES,
-                    f"{ANGLES}[:1]",
-                    "every pair turns at the same speed; pair i turns by 10000 ** (-2i / D) at each step",
-                ),
-                *(
-                    (ANGLES, f"{ANGLES} * {factor}", f"the angles are {how}: cos and sin take radians")
-                    for factor, how in (
-                        ("180 / math.pi", "in degrees"),
-                        ("math.pi / 180", "taken for degrees and made radians once more"),
-                        ("2 * math.pi", "multiplied by 2π"),
-                        ("math.pi", "multiplied by π"),
-                    )
-                ),
-                (ANGLES, "places[:, None] + turns", "an angle is the position times the speed of its pair"),
-                (ANGLES, "places[:, None] / turns", "an angle is the position times the speed of its pair"),
-                (
-                    PAIRS,
-                    INTERLEAVED,
-                    "the turned channels are mixed: all first ones come first, then the second",
-                ),
-                (TURNED_A, "a * cos", "`turned_a` takes its part of a, and nothing of b"),
-                (TURNED_A, "a * sin - b * cos", "cosine and sine are exchanged in `turned_a`"),
-                (TURNED_B, "b * cos - a * sin", "the sign of the sine is lost in `turned_b`"),
-                (TURNED_B, "a * cos + b * sin", "a and b are exchanged in `turned_b`"),
-                (TURNED_B, "b * cos", "`turned_b` takes its part of b, and nothing of a"),
-            )
-        ),
-    ),
-    "a turn by the position: lengths stay, and products know the distance.",
 )
 
 
@@ -284,37 +218,9 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
     return Outcome(ALIBI, "wrong", said)
 
 
-SCORE = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
 TASKS = (
     ROTATION.task(),
     Task(LAYER, judge_layer, trials=(Trial((draw(2, 6, 32),), INIT),)),
     Task(ALIBI, judge_alibi, trials=(Trial((8, 6)), Trial((2, 4)))),
-    guess_task(
-        "score_at_distance_3",
-        math.cos(3),
-        SCORE,
-        within=0.02,
-        answers_to={
-            -math.cos(3): "the size is right: three radians are nearly half a turn, so the score is below 0",
-            1.0: "1 is their score at the same position; here they are 3 positions apart",
-            math.cos(7): "cos 7 is the score with a key at position 0; only the distance counts, 7 − 4",
-            math.cos(4): "cos 4 is the score with a query at position 0; only the distance counts, 7 − 4",
-            math.sin(3): "that is the sine; the product of (cos 7, sin 7) and (cos 4, sin 4) is a cosine",
-            0.0: "they are not at right angles: three radians are nearly half a turn",
-        },
-        hint="turned, the two are as far apart as their positions, in radians; the product of two vectors of "
-        "length 1 is the cosine of the angle between them",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake("rotation-sign-lost", "turned_a = a * cos - b * sin", "turned_a = a * cos + b * sin"),
-    UsualMistake("one-side-rotated", "q, k = rotate(q), rotate(k)", "q = rotate(q)"),
-    UsualMistake(
-        "values-rotated", "q, k = rotate(q), rotate(k)", "q, k, v = rotate(q), rotate(k), rotate(v)"
-    ),
-    UsualMistake(
-        "alibi-inverted",
-        "return -slopes[:, None, None] * distance",
-        "return slopes[:, None, None] * distance",
-    ),
+    guess_task("positions", "score_at_distance_3"),
 )

@@ -18,10 +18,9 @@ from regard.learn.judges.self_attention import (
 )
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.verdicts import largest_difference
-from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.learn.lesson import Outcome, Task
 from regard.stages.example import WK, WQ, X
 
-SCORES = (X @ WQ) @ (X @ WK).mT  # (T, T)
 NAME = "UnscaledSelfAttention"
 DONE = "softmax(Q Kᵀ) V: every token now asks, offers and hands over by a projection of its own."
 SCALED = (
@@ -71,15 +70,5 @@ def is_about_scale(mistake: str) -> bool:
 
 TASKS = (
     Task(NAME, judge_class, trials=(TRIAL,)),
-    guess_task(
-        "score_of_each_on_many",
-        SCORES[0, 4].item(),
-        f'"many" scores "Each" with {SCORES[4, 0].item():.4f}, and the score of "Each" on "many"',
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake("one-projection", "k = self.W_k(x)", "k = self.W_q(x)"),
-    UsualMistake("query-key-swapped", "scores = q @ k.mT", "scores = k @ q.mT"),
-    UsualMistake("key-value-swapped", "scores = q @ k.mT", "k, v = v, k\n        scores = q @ k.mT"),
-    UsualMistake("softmax-over-queries", "torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=1)"),
+    guess_task("projections", "score_of_each_on_many"),
 )

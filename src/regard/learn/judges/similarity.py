@@ -25,12 +25,11 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
     named_mistake,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
+from regard.learn.lesson import Outcome, Task, Trial
 from regard.stages.example import X
 from regard.stages.simplified import simplified_self_attention
 
 GUESS = "weight_of_model_if_doubled"
-SCORES, WEIGHTS, OUT = "x @ x.mT", "torch.softmax(scores, dim=-1)", "weights @ x"
 
 
 def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
@@ -202,17 +201,8 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     return PREDICTION.judge(guess, module)
 
 
-PREDICTION = guess_task(
-    GUESS,
-    simplified_self_attention(2 * X)[1][1, 1].item(),
-    'with every token doubled, the weight of "model" on itself',
-)
+PREDICTION = guess_task("similarity", GUESS)
 TASKS = (
     Task("simplified_self_attention", judge_function, trials=(Trial((X,)), Trial((draw(2, 5, 4),)))),
     Task(GUESS, judge_prediction),
-)
-USUAL_MISTAKES = (
-    UsualMistake("softmax-over-queries", WEIGHTS, "torch.softmax(scores, dim=0 if x.ndim == 2 else 1)"),
-    UsualMistake("softmax-missing", WEIGHTS, "scores"),
-    UsualMistake("dot-t-on-a-batch", SCORES, "x @ x.T"),
 )

@@ -6,8 +6,7 @@ The right way is the lesson's solution, and a wrong one an edit of it.
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, pairwise
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.edits import define, definition, edit, lines_to_write, statements_with
 from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.relations import describe_relation
@@ -28,7 +26,18 @@ from regard.learn.judges.tables.verdicts import (
     is_right,
     largest_difference,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
+from regard.learn.lesson import Outcome, Task, Trial
+from regard.learn.wrong_ways import (
+    WrongWay,
+    define,
+    definition,
+    hint_for,
+    judge_table,
+    lines_to_write,
+    read_pairs,
+    sentence,
+    wrong_ways,
+)
 
 TOLERANCE = 1e-4
 # These functions take tensors with and without an axis for texts, of which the general hint speaks.
@@ -60,54 +69,51 @@ class Result(NamedTuple):
     """
 
     name: str
-    axes: str
+    axes: str = ""
     hint: str = ""
-
-
-class WrongWay(NamedTuple):
-    """An edit that makes the solution wrong, and what is said to a learner whose answers are the same.
-
-    `right` is a part of the solution, and `wrong` what replaces it; of several lines each is a part. A
-    `mistake` of the catalogue or of `mistakes` brings its effect; `said` replaces it, where the lesson has
-    words of its own. The hint is the solution's line, unless there is a better `hint`.
-    """
-
-    right: str
-    wrong: str
-    mistake: str = ""
-    said: str = ""
-    hint: str = ""
-
-    def for_values_too(self) -> WrongWay:
-        """Return the same way for the values as for the keys, both at once."""
-        right, wrong = (text + "\n" + re.sub(r"\bk\b", "v", text) for text in self[:2])
-        return self._replace(right=right, wrong=wrong)
 
 
 @dataclass(frozen=True)
 class FunctionTask:
     """A function that the learner writes, compared with that of the solution on every case.
 
-    `lesson` is the lesson's noun. `error_hints` are for errors, each with a part of the error's text. If
-    `attends` is given, the checker is asked about what no wrong way explains: it makes of the learner's
+    `lesson` is the lesson's noun: its file `judge.toml` has what is said, the `results`, the `errors`, each
+    with a part of the error's text, and the wrong `ways`. Results that others are made of are `judged_first`.
+
+    If `attends` is given, the checker is asked about what no wrong way explains: it makes of the learner's
     function an attention (q, k, v), which is checked with `options`. A function that calls another one of
     the file waits until `after` is right. `shortcut` is asked about a function that is right: it says which
-    part of the lesson it leaves out, or "". The results that others are made of are `judged_first`, by their
-    names.
+    part of the lesson it leaves out, or "".
     """
 
     lesson: str
     name: str
     cases: Callable[[], tuple[Case, ...]]
-    results: tuple[Result, ...]
-    wrong_ways: tuple[WrongWay, ...]
-    done: str
-    error_hints: tuple[tuple[str, str], ...] = ()
     attends: Callable[[Any], Callable[..., Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     after: FunctionTask | None = None
     shortcut: Callable[[Callable[..., Any]], str] = lambda function: ""
-    judged_first: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """What the lesson's file says of this function."""
+        table: dict[str, Any] = judge_table(self.lesson)[self.name]
+        return table
+
+    @property
+    def results(self) -> list[Result]:
+        """The things that it returns."""
+        return [Result(**result) for result in self.table["results"]]
+
+    @property
+    def error_hints(self) -> tuple[tuple[str, str], ...]:
+        """Hints for errors, each after a part of the error's text."""
+        return read_pairs(self.lesson, self.name, "errors")
+
+    @property
+    def wrong_ways(self) -> tuple[WrongWay, ...]:
+        """The edits of the solution that are known to be wrong."""
+        return wrong_ways(self.lesson, self.name)
 
     @property
     def right(self) -> Any:
@@ -162,7 +168,7 @@ class FunctionTask:
         if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
             if left_out := self.shortcut(function):
                 return Outcome(self.name, "unfinished", left_out, hint=self._hint(self.results[0]))
-            return Outcome(self.name, "done", self.done)
+            return Outcome(self.name, "done", sentence(self.table["done"]))
         first = self._first_wrong(answers, expected)
         numbers = _flat(answers, first)
         return (
@@ -176,9 +182,17 @@ class FunctionTask:
     def variants(self, cases: tuple[Case, ...], result: int | None = None) -> Iterator[Variant]:
         """Yield what each wrong way gives on the cases: all results, or the one with a number."""
         for way in self.wrong_ways:
-            compute = define(self.lesson, self.name, way.right, way.wrong)
-            answers = [_tensors(compute(*_copied(case.arguments))) for case in cases]
-            yield Variant(_flat(answers, result), way.mistake, way.said, self.hint_for(way))
+            yield self._variant(way, self.numbers(cases, way.right, way.wrong, result))
+
+    def _variant(self, way: WrongWay, numbers: Tensor) -> Variant:
+        return Variant(numbers, way.mistake, way.said, hint_for(self.lesson, self.name, way))
+
+    def numbers(
+        self, cases: tuple[Case, ...], right: str = "", wrong: str = "", result: int | None = None
+    ) -> Tensor:
+        """Return what the solution, or an edit of it, gives on the cases, in one row."""
+        compute = define(self.lesson, self.name, right, wrong)
+        return _flat([_tensors(compute(*_copied(case.arguments))) for case in cases], result)
 
     def _two_wrong_ways(self, cases: tuple[Case, ...], answers: list[Tensor], result: int) -> Outcome | None:
         """Return what is said about the first of two wrong ways that together give a result on each case."""
@@ -187,32 +201,28 @@ class FunctionTask:
             way: [(text.index(part), text.index(part) + len(part)) for part in way.right.split("\n")]
             for way in self.wrong_ways
         }
-        for pair in combinations(sorted(self.wrong_ways, key=lambda way: min(spans[way])), 2):
-            if any(end > start for (_, end), (start, _) in pairwise(sorted(spans[pair[0]] + spans[pair[1]]))):
+        for first, second in combinations(sorted(self.wrong_ways, key=lambda way: min(spans[way])), 2):
+            if any(end > start for (_, end), (start, _) in pairwise(sorted(spans[first] + spans[second]))):
                 continue  # both change the same text
-            right, wrong = ("\n".join(texts) for texts in zip(*(way[:2] for way in pair), strict=True))
+            right, wrong = ("\n".join(texts) for texts in zip(first[:2], second[:2], strict=True))
             # Either edit is Python, and what the two are together may raise an error.
             with contextlib.suppress(Exception):
-                compute = define(self.lesson, self.name, right, wrong)
+                # Case by case: most pairs differ in the first.
                 if all(
-                    _is_equal(_flat([_tensors(compute(*_copied(case.arguments)))], result), _flat([[answer]]))
+                    _is_equal(self.numbers((case,), right, wrong, result), _flat([[answer]]))
                     for case, answer in zip(cases, answers, strict=True)
                 ):
-                    first = Variant(answers[0], pair[0].mistake, pair[0].said, self.hint_for(pair[0]))
-                    said = first.outcome(self.name)
+                    said = self._variant(first, answers[0]).outcome(self.name)
                     return replace(said, message=f"{said.message.rstrip('.')}. There is one more mistake.")
         return None
-
-    def hint_for(self, way: WrongWay) -> str:
-        """Return what to write in the place of a wrong way."""
-        return way.hint or statements_with(self.lesson, self.name, way.right)
 
     def _first_wrong(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> int:
         """Return the number of the first result that is wrong in any case.
 
         By it alone a wrong way is known: whether the others follow from it depends on how it is written.
         """
-        order = sorted(range(len(self.results)), key=lambda n: self.results[n].name not in self.judged_first)
+        results, first = self.results, self.table.get("judged_first", ())
+        order = sorted(range(len(results)), key=lambda n: results[n].name not in first)
         # The first if none is: a mask of 0.0 and 1.0 is wrong and has the right numbers.
         return next((n for n in order if not _is_equal(_flat(answers, n), _flat(expected, n))), order[0])
 
@@ -283,20 +293,6 @@ class FunctionTask:
         why = f". {case.reason}" if case.reason and index == 0 else ""
         said = f"{case.special}, `{result.name}` {how}{also}{why}"
         return Outcome(self.name, "wrong", said, hint=case.hint or self._hint(result))
-
-
-def usual(functions: Sequence[FunctionTask], *names: str) -> tuple[UsualMistake, ...]:
-    """Return the first wrong way of each of these names as a usual mistake."""
-    ways = {
-        way.mistake: UsualMistake(
-            way.mistake,
-            definition(function.lesson, function.name),
-            edit(function.lesson, function.name, way.right, way.wrong),
-        )
-        for function in reversed(functions)
-        for way in reversed(function.wrong_ways)
-    }
-    return tuple(ways[name] for name in names)
 
 
 def draw(*shape: int, seed: int) -> Tensor:
