@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from regard.learn.course import LESSONS
 from regard.learn.exercise import definition_of, marked_statements
 from regard.learn.lesson import Lesson, UsualMistake
+from regard.learn.mistakes import sentence
 
 
 class WrongWay(NamedTuple):
@@ -43,11 +44,6 @@ def lesson_of(noun: str) -> Lesson:
 def judge_table(noun: str) -> dict[str, Any]:
     """Return the tables of a lesson, by the names of its tasks."""
     return tomllib.loads((lesson_of(noun).folder / "judge.toml").read_text(encoding="utf-8"))
-
-
-def sentence(text: str) -> str:
-    """Return a text of several lines on one."""
-    return " ".join(text.split())
 
 
 def read_pairs(noun: str, task: str, key: str) -> tuple[tuple[Any, str], ...]:

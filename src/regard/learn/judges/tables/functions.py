@@ -27,6 +27,7 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
 )
 from regard.learn.lesson import Outcome, Task, Trial
+from regard.learn.mistakes import sentence
 from regard.learn.wrong_ways import (
     WrongWay,
     define,
@@ -35,7 +36,6 @@ from regard.learn.wrong_ways import (
     judge_table,
     lines_to_write,
     read_pairs,
-    sentence,
     wrong_ways,
 )
 

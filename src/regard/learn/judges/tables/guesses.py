@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.learn.lesson import Outcome, Task
-from regard.learn.wrong_ways import judge_table, read_pairs, sentence
+from regard.learn.mistakes import sentence
+from regard.learn.wrong_ways import judge_table, read_pairs
 
 NEAR = 0.1  # relative error of a guess that counts as near
 
