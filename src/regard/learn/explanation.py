@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
 from regard.learn.lesson import Lesson
-from regard.learn.wrong_ways import hint_for, judge_table, usual_mistakes, wrong_ways
+from regard.learn.wrong_ways import hint_for, tasks_with_ways, usual_mistakes, wrong_ways
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:
     """The wrong ways of this name that a lesson's tables have words of their own for."""
     return [
         (task, way.said, hint_for(lesson.noun, task, way))
-        for task, table in judge_table(lesson.noun).items()
-        if isinstance(table, dict)
+        for task in tasks_with_ways(lesson.noun)
         for way in wrong_ways(lesson.noun, task)
         if way.mistake == name and way.said
     ]

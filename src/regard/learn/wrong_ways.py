@@ -70,17 +70,25 @@ def wrong_ways(noun: str, task: str) -> tuple[WrongWay, ...]:
 
 def usual_mistakes(lesson: Lesson) -> tuple[UsualMistake, ...]:
     """Return the mistakes of the table in a lesson's text: edits, or the first wrong ways of these names."""
-    noun = lesson.noun
-    ways = {
-        way.mistake: UsualMistake(way.mistake, definition(noun, task), edit(noun, task, way.right, way.wrong))
-        for task, table in reversed(judge_table(noun).items())
-        if isinstance(table, dict)
-        for way in reversed(wrong_ways(noun, task))
-    }
     return tuple(
-        ways[mistake] if isinstance(mistake, str) else UsualMistake(**mistake)
-        for mistake in judge_table(noun)["usual"]
+        _as_usual(lesson.noun, mistake) if isinstance(mistake, str) else UsualMistake(**mistake)
+        for mistake in judge_table(lesson.noun)["usual"]
     )
+
+
+def _as_usual(noun: str, mistake: str) -> UsualMistake:
+    """The first wrong way of this name, as a definition and what replaces it."""
+    return next(
+        UsualMistake(mistake, definition(noun, task), edit(noun, task, way.right, way.wrong))
+        for task in tasks_with_ways(noun)
+        for way in wrong_ways(noun, task)
+        if way.mistake == mistake
+    )
+
+
+def tasks_with_ways(noun: str) -> list[str]:
+    """Return the names of the functions and classes of which a lesson has wrong ways."""
+    return [task for task, table in judge_table(noun).items() if "ways" in table]
 
 
 def edit(noun: str, name: str, right: str, wrong: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +19,7 @@ from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.functions import draw as draw_inputs
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
-from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.variants import edited_variants, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
     draw,
@@ -31,6 +30,7 @@ from regard.learn.judges.tables.verdicts import (
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.learn.mistakes import MODEL_MISTAKES
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
+from regard.learn.wrong_ways import define
 
 BOUND = 0.72  # four fifths of the way from the best loss without attention, 0.921, to the entropy, 0.668
 STEPS, BATCH, EVERY, LEARNING_RATE = 600, 32, 25, 3e-3
@@ -84,9 +84,12 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
                 "wrong",
                 f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_answer(out)}",
             )
-        if largest_difference(out, _run(block, x)) < TOLERANCE:
+        right = define("block", name)
+        if largest_difference(out, right.forward(block, x)) < TOLERANCE:
             return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
-        if wrong := find_variant(name, out, wrong_blocks(block, x), TOLERANCE):
+        # The edited forward pass runs with the parts of the learner's block.
+        variants = edited_variants("block", name, lambda edited: edited.forward(block, x))
+        if wrong := find_variant(name, out, variants, TOLERANCE):
             return wrong
     return Outcome(
         name,
@@ -135,82 +138,6 @@ def _has_softmax(mlp: nn.Module, x: Tensor) -> bool:
         hook.remove()
     sums = [hidden.sum(axis) for hidden in read for axis in range(hidden.ndim)]
     return any(largest_difference(each, torch.ones_like(each)) < TOLERANCE for each in sums)
-
-
-def _run(
-    block: Any,
-    x: Tensor,
-    residuals: tuple[bool, bool] = (True, True),
-    norms: tuple[bool, bool] = (True, True),
-) -> Tensor:
-    """A block with these residuals and these norms: of attention, and of the MLP."""
-    x = block.attention(block.attention_norm(x) if norms[0] else x) + (x if residuals[0] else 0)
-    out: Tensor = block.mlp(block.mlp_norm(x) if norms[1] else x) + (x if residuals[1] else 0)
-    return out
-
-
-def wrong_blocks(block: Any, x: Tensor) -> list[Variant]:
-    """Return what the parts of a block give if they are put together wrongly."""
-    kept = ((True, True), (True, False), (False, True), (False, False))
-    summed = block.attention_norm(x + block.attention(x))
-    stream = block.attention_norm(x)
-    stream = block.mlp_norm(stream + block.attention(stream))
-    added = x + block.attention(block.attention_norm(x))
-    mixed = block.mlp(block.mlp_norm(added))
-    normed_first = x + block.attention_norm(block.attention(x))
-    normed_stream = block.attention_norm(x) + block.attention(block.attention_norm(x))
-    parallel = x + block.attention(block.attention_norm(x)) + block.mlp(block.mlp_norm(x))
-    return [
-        *(
-            Variant(_run(block, x, residuals, norms), "norm-missing" if all(residuals) else "no-residual")
-            for residuals, norms in list(product(kept, kept))[1:]
-        ),
-        Variant(block.mlp_norm(summed + block.mlp(summed)), "norm-after-residual"),
-        Variant(stream + block.mlp(stream), "norm-after-residual"),
-        Variant(parallel, "mlp-reads-input"),
-        Variant(
-            x + mixed,
-            "no-residual",
-            "The MLP's output is added to the block's input: what attention has added is lost.",
-            BOTH,
-        ),
-        Variant(
-            x + added + mixed,
-            said="the block's input is added twice; after attention the stream holds it already",
-            hint=BOTH,
-        ),
-        Variant(
-            added + block.mlp(block.attention_norm(added)),
-            said="both parts are normalised by `attention_norm`, and `mlp_norm` is never used",
-            hint="x = x + self.mlp(self.mlp_norm(x))",
-        ),
-        *(
-            Variant(
-                after,
-                "norm-after-residual",
-                "The stream itself is normalised; only what a part reads is to be normalised.",
-                BOTH,
-            )
-            for after in (
-                block.mlp_norm(added + mixed),
-                block.attention_norm(added + mixed),
-                normed_stream + block.mlp(block.mlp_norm(normed_stream)),
-            )
-        ),
-        *(
-            Variant(
-                after,
-                "norm-missing",
-                "The norm stands behind a part, not before it: the part reads the stream as it is.",
-                BOTH,
-            )
-            for after in (
-                normed_first + block.mlp_norm(block.mlp(normed_first)),
-                normed_first + block.mlp(block.mlp_norm(normed_first)),
-                added + block.mlp_norm(block.mlp(added)),
-            )
-        ),
-    ]
 
 
 def judge_model(model_class: Any, module: ModuleType, tell: Callable[[str], None]) -> Outcome:

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -17,8 +17,6 @@ from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
 from regard.learn.judges.own_projections import (
     TOLERANCE,
-    Turn,
-    causal_output,
     causal_weights,
     find_wrong_output,
 )
@@ -26,7 +24,7 @@ from regard.learn.judges.tables.first_run import OutputShape, error_outcome, fir
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
-from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.variants import Variant, edited_variants, find_variant
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
@@ -37,10 +35,12 @@ from regard.learn.judges.tables.verdicts import (
     named_mistake,
 )
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.wrong_ways import define
 from regard.stages.example import X, with_weights
 
 ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}
+PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 
 
 def _vectors() -> Tensor:
@@ -59,9 +59,8 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     if not is_right(ROTATION.judge, getattr(module, ROTATE, None), module):
         return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: fix that first")
     out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
-    projections = ("W_q", "W_k", "W_v", "W_o")
     x = torch.randn(2, 6, 32, generator=input_generator(1))
-    problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, projections)
+    problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, PROJECTIONS)
     if problem is not None:
         return problem
     if wrong := _wrong_turns(thing(**INIT).eval(), x):
@@ -89,50 +88,22 @@ def _without_turns(module: ModuleType) -> Iterator[None]:
 
 def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
     """Return the outcome for a layer that turns something else than its queries and keys, else None."""
-    turn: Turn = Rotary(8)
-    stay, across = lambda t: t, lambda t: Rotary(6)(t.mT).mT
 
-    def late(t: Tensor, by: int = 0) -> Tensor:
-        turned: Tensor = Rotary(8)(t, positions=torch.arange(by, by + t.shape[-2]))
-        return turned
+    def run(edited: Any) -> Tensor:
+        other = edited(**INIT).eval()
+        for projection in PROJECTIONS:
+            setattr(other, projection, getattr(layer, projection))
+        return attend(other, x)[0]
 
-    def across_heads(t: Tensor) -> Tensor:
-        whole: Tensor = Rotary(32)(t.transpose(1, 2).flatten(2))
-        return whole.view(*whole.shape[:2], 4, 8).transpose(1, 2)
-
-    starts: Iterator[tuple[tuple[Turn, Turn, Turn], str, str]] = (
-        (
-            (partial(late, by=max(-by, 0)), partial(late, by=max(by, 0)), stay),
-            "",
-            f"the {'keys' if by > 0 else 'queries'} begin {abs(by)} later, so that every distance is off by "
-            f"{abs(by)}. Queries and keys have to begin at the same position",
+    shifted = (
+        Variant(
+            run(define("positions", LAYER, "rotate(q), rotate(k)", f"rotate(q, {-by}), rotate(k)")),
+            said=f"the {'keys' if by > 0 else 'queries'} begin {abs(by)} later, so that every distance is off "
+            f"by {abs(by)}. Queries and keys have to begin at the same position",
         )
         for by in (*range(1, 9), *range(-8, 0))
     )
-    blind = "Order is invisible: with the tokens before it reversed, the last one has the same output."
-    turns: tuple[tuple[tuple[Turn, Turn, Turn], str, str], ...] = (
-        ((turn, stay, stay), "one-side-rotated", ""),
-        ((stay, turn, stay), "one-side-rotated", ""),
-        ((turn, turn, turn), "values-rotated", ""),
-        ((stay, stay, stay), "positions-cancel", blind),
-        (
-            (across, across, stay),
-            "",
-            "the channels are turned by their place; tokens are the axis before it",
-        ),
-        (
-            (lambda q: turn(turn(q)), lambda k: turn(turn(k)), stay),
-            "",
-            "queries and keys are turned twice: every distance counts double",
-        ),
-        (
-            (across_heads, across_heads, stay),
-            "",
-            "queries and keys are turned before they are split into heads: pairs lie in different heads",
-        ),
-        *starts,
-    )
-    variants = (Variant(causal_output(layer, x, 4, *three), name, said) for three, name, said in turns)
+    variants = chain(edited_variants("positions", LAYER, run), shifted)
     return find_variant(LAYER, attend(layer, x)[0], variants)
 
 
