@@ -27,25 +27,6 @@ from regard.stages.example import WV, X, with_weights
 INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
 CHECK = "check_against_pytorch"
 BUFFER = 'self.register_buffer("causal_mask", visible, persistent=False)'
-EFFECTS = {
-    "scale-from-model-width": "You divide by √d_model. q and k have the width head_dim, so the scores get "
-    "too small and the weights too even.",
-    "plain-attribute": "When the module is moved to another device, `causal_mask` stays behind, and forward "
-    "fails there: it is a plain attribute.",
-}
-MISTAKE_HINTS = {
-    "plain-attribute": BUFFER,
-    "persistent-mask": BUFFER,
-    "scale-from-model-width": "math.sqrt(k.shape[-1]): the width of the head, not of the model",
-    "dropout-in-eval": "weights = self.dropout(weights): nn.Dropout rests in eval mode, F.dropout does not",
-    "dropout-on-scores": "weights = self.dropout(weights), after the softmax",
-}
-HINTS = (
-    ("no attribute 'causal_mask'", f"the mask is a buffer of this name: {BUFFER}"),
-    ("name 'causal_mask' is not defined", f"the name of a buffer stands in quotes: {BUFFER}"),
-    ("register_buffer()", f"a buffer has a name and a tensor: {BUFFER}"),
-    ("buffer name should be a string", f"a buffer has a name and a tensor: {BUFFER}"),
-)
 TRIAL_SIZES: dict[str, Any] = {"d_model": 17, "head_dim": 16, "max_seq_len": 512, "dropout": 0.5}
 # What a check must reject, the plainest first, as edits of a right head: the ways of its table that are
 # mistakes of the catalogue. The others are a right head in which PyTorch attends, and two of other numbers.
@@ -66,14 +47,12 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     out = OutputShape((2, 6, 8), "(B, T, head_dim)")
     weights = OutputShape((2, 6, 6), "(B, T, T)")
     problem = _find_parameter(thing) or first_run(
-        "Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, hints=HINTS
+        "Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, lesson="head"
     )
     if problem is not None:
         return problem
     done = "a causal head of its own width, with a mask that moves with it and dropout on its weights."
-    outcome = check_attention(
-        "Head", thing, done, hints=MISTAKE_HINTS, effects=EFFECTS, init=INIT, causal=True
-    )
+    outcome = check_attention("Head", thing, done, lesson="head", init=INIT, causal=True)
     elsewhere = find_dropout_elsewhere("Head", thing, INIT, torch.randn(2, 6, 24))
     if outcome.mistake == "dropout-on-scores" and elsewhere is None:
         said = (

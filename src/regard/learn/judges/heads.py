@@ -25,11 +25,6 @@ from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
 INIT: dict[str, Any] = {"d_model": 24, "d_out": 20, "num_heads": 4, "dropout": 0.1}
-HINTS = {
-    "heads-interleaved": "the channels of one head stand side by side: .view(B, T, H, head_dim) splits, "
-    "and the heads are merged by .transpose(1, 2).reshape(B, T, H * head_dim)",
-    "scale-from-model-width": "math.sqrt(self.head_dim): a dot product of one head has head_dim terms",
-}
 
 
 def judge_module(thing: Any, module: ModuleType) -> Outcome:
@@ -37,13 +32,13 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
     out = OutputShape((2, 6, 20), "(B, T, d_out)", MERGED)
     weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     x = torch.randn(2, 6, 24)
-    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights, hints=SIZES)
+    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights, lesson="heads")
     if problem is not None:
         return problem
     done = "as many maps as heads, from three products and one softmax."
     for d_out in (24, 20):  # a mistake of the scale has its name where d_out is d_model
         init = {**INIT, "d_out": d_out}
-        outcome = check_attention(NAME, thing, done, hints=HINTS, init=init, causal=True, heads=4)
+        outcome = check_attention(NAME, thing, done, lesson="heads", init=init, causal=True, heads=4)
         if outcome.status != "done":
             break
     wrong = find_wrong_output(NAME, thing(**INIT), x, 4, "the concatenated heads", outcome)
@@ -85,12 +80,6 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["your head 1", "your head 2"], list(weights))
 
 
-SIZES = (
-    (
-        "is invalid for input of size",
-        "W_q(x) has d_out = num_heads × head_dim numbers for each token: head_dim = d_out // num_heads",
-    ),
-)
 TASKS = (
     Task(NAME, judge_module, trials=(Trial((draw(2, 6, 24),), INIT),)),
     guess_task("heads", "parameters_of_eight_heads"),

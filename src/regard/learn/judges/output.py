@@ -82,7 +82,7 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
         )
     inputs = torch.randn(2, 3, 24), torch.randn(2, 6, 20)
     out, weights = OutputShape((2, 3, 24), "(B, T, d_model)"), OutputShape((2, 3, 6), "(B, T, S)")
-    problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, hints=CROSS_HINTS)
+    problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, lesson="output")
     if problem is not None:
         return problem
     if not torch.triu(thing(**CROSS_INIT).eval()(*inputs)[1], 1).any():
@@ -149,14 +149,6 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["two tokens read six"], [weights[0]], rows=list(TOKENS[4:]))
 
 
-SCORES = "a row of weights for each query and a column for each key: scores = q @ k.mT, (B, T, S)"
-CROSS_HINTS = (
-    (
-        "missing 1 required positional argument",
-        "forward takes two sequences: def forward(self, x, context)",
-    ),
-    ("Expected size for first two dimensions", SCORES),
-)
 TASKS = (
     Task(HEADS, judge_heads, trials=(Trial((draw(2, 6, 24),), HEADS_INIT),)),
     Task(CROSS, judge_cross, trials=(Trial((draw(2, 3, 24), draw(2, 6, 20)), CROSS_INIT),)),

@@ -98,10 +98,11 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
     shifted = (
         Variant(
             run(define("positions", LAYER, "rotate(q), rotate(k)", f"rotate(q, {-by}), rotate(k)")),
-            said=f"the {'keys' if by > 0 else 'queries'} begin {abs(by)} later, so that every distance is off "
-            f"by {abs(by)}. Queries and keys have to begin at the same position",
+            said=f"the {late} begin {abs(by)} later, so that every distance is off by {abs(by)}. Queries and "
+            "keys have to begin at the same position",
         )
-        for by in (*range(1, 9), *range(-8, 0))
+        for late, steps in (("keys", range(1, 9)), ("queries", range(-1, -9, -1)))
+        for by in steps
     )
     variants = chain(edited_variants("positions", LAYER, run), shifted)
     return find_variant(LAYER, attend(layer, x)[0], variants)

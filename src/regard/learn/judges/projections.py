@@ -27,9 +27,6 @@ SCALED = (
     f"{DONE} You have divided by √head_dim already, which is lesson 3: it counts as right, and the next "
     "lesson says why it is there."
 )
-EFFECTS = {
-    "softmax-over-queries": "Your columns sum to 1, not your rows: an output is then no mean of the values.",
-}
 BIAS = "Your W_k has a bias: nothing is wrong with that, but it cancels in softmax (bias=False saves it)."
 
 
@@ -51,7 +48,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
         return judge_self_attention(NAME, cls, module, scaled, SCALED, is_plain=True)
     outcome = judge_self_attention(
-        NAME, cls, module, unscaled, DONE, is_plain=True, scale=1.0, effects=EFFECTS
+        NAME, cls, module, unscaled, DONE, is_plain=True, scale=1.0, lesson="projections"
     )
     if outcome.mistake and is_about_scale(outcome.mistake):
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")

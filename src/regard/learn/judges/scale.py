@@ -10,18 +10,13 @@ from regard.learn.judges.self_attention import TRIAL, judge_self_attention
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.lesson import Outcome, Task
 
-NAME, WIDTH = "SelfAttention", 64
+NAME = "SelfAttention"
 DONE = "softmax(Q Kᵀ / √d) V: the attention of Vaswani et al. (2017), as sharp at one width as at another."
-EFFECTS = projections.EFFECTS | {
-    "scale-from-model-width": "You divide by √d_model. q and k have the width head_dim, so the scores get "
-    "too small and the weights too even.",
-}
-HINTS = {"scale-from-model-width": "math.sqrt(k.shape[-1]): the width of a key, not of a token"}
 
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class with the scale 1/√head_dim."""
-    return judge_self_attention(NAME, cls, module, projections.scaled, DONE, effects=EFFECTS, hints=HINTS)
+    return judge_self_attention(NAME, cls, module, projections.scaled, DONE, lesson="scale")
 
 
 TASKS = (

@@ -67,7 +67,7 @@ def judge_self_attention(
         is_plain: whether right numbers and gradients are all that is asked for, without a mask, a buffer or
             dropout: the checker, which takes as long as half of PyTorch to import and run, then is asked
             about wrong ones only.
-        options: of `check_attention`: `hints`, `effects` and keyword arguments of `regard.check`.
+        options: of `check_attention`: `lesson`, and keyword arguments of `regard.check`.
     """
     wrong = find_wrong_form(name, cls, module) or find_wrong_values(name, cls, weigh)
     wrong = wrong or _find_wrong_weights(name, cls, weigh)

@@ -27,7 +27,7 @@ from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import draw, is_right, largest_difference, named_mistake
 from regard.learn.judges.trained_heads import block_of, encode, load_model
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
-from regard.learn.wrong_ways import define, wrong_ways
+from regard.learn.wrong_ways import define, read_pairs, wrong_ways
 from regard.recorder import capture
 
 TEXT = "the king of the city and the king of"
@@ -39,18 +39,6 @@ WEIGHTS = "q, k = rotate(q), rotate(k) after the heads are split; scores = q @ k
 TURNED = "a cos − b sin, b cos + a sin"
 MIXED = "self.W_o((weights @ v).transpose(1, 2).reshape(B, T, d_model))"
 COPY = "W_q, W_k, W_v = attention.qkv.weight.chunk(3), by rows; W_o takes attention.out.weight"
-
-
-NOTHING_KEPT = "nothing was kept: model(ids) calls the hook, and the hook puts inputs[0] into the list"
-HOOK_HINTS = (
-    (
-        "positional argument",
-        "register_forward_pre_hook calls keep(module, inputs), before the module runs; register_forward_hook "
-        "calls it with the output too",
-    ),
-    ("list index out of range", NOTHING_KEPT),
-    ("KeyError", NOTHING_KEPT),
-)
 
 
 class LayerCall(NamedTuple):
@@ -278,7 +266,7 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
     except NotImplementedError:
         raise
     except Exception as error:
-        return error_outcome(name, error, module, HOOK_HINTS)
+        return error_outcome(name, error, module, read_pairs("transplant", name, "errors"))
     if isinstance(x, tuple):
         return Outcome(
             name,
