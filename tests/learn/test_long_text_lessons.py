@@ -17,6 +17,7 @@ from regard.learn.judges import (
     online_softmax,
     positions,
     selection,
+    similarity,
     trained_heads,
     window,
 )
@@ -26,7 +27,7 @@ from regard.learn.wrong_ways import define, hint_for
 from tests.learn.in_process import judged
 from tests.sampling import share
 
-JUDGES = (positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
+JUDGES = (similarity, positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
 FUNCTIONS = [
     *trained_heads.SCORES.values(),
     *(thing for judge in JUDGES for thing in vars(judge).values() if isinstance(thing, FunctionTask)),

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -157,8 +157,11 @@ class FunctionTask:
             except NotImplementedError:
                 raise
             except Exception as error:
-                outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
-                return replace(outcome, hint=outcome.hint or self._hint(self.results[0]))
+                # What is wrong in the cases before it comes first.
+                if all(_is_equal(a, b) for a, b in zip(chain(*answers), chain(*expected), strict=True)):
+                    return self._describe_error(error, module, case if answers else None)
+                cases = cases[: len(answers)]
+                break
             if wrong := self._wrong_kind(answer):
                 return wrong
             answers.append(_tensors(answer))
@@ -178,6 +181,13 @@ class FunctionTask:
             or self._two_wrong_ways(cases, [parts[first] for parts in answers], first)
             or self._describe(cases, answers, expected)
         )
+
+    def _describe_error(self, error: Exception, module: ModuleType, case: Case | None) -> Outcome:
+        """Return the outcome for an error, in this case if those before it are right."""
+        outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
+        where = f" ({case.special})" if case else ""
+        hint = outcome.hint or self._hint(self.results[0])
+        return replace(outcome, message=f"{outcome.message}{where}", hint=hint)
 
     def variants(self, cases: tuple[Case, ...], result: int | None = None) -> Iterator[Variant]:
         """Yield what each wrong way gives on the cases: all results, or the one with a number."""
@@ -232,9 +242,14 @@ class FunctionTask:
         parts = answer if isinstance(answer, tuple) else (answer,)
         if len(parts) == len(self.results) and all(isinstance(x, Tensor | int | float) for x in parts):
             return None
-        got = "None" if answer is None else ", ".join(type(part).__name__ for part in parts)
+        got = (
+            "None: is `return` missing?"
+            if answer is None
+            else ", ".join(type(part).__name__ for part in parts)
+        )
         said = f"expected it to return {names}; it returns {got}"
-        hint = "torch.stack(…) makes one tensor of a list" if list in map(type, parts) else f"return {names}"
+        is_list = len(parts) == len(self.results) and list in map(type, parts)
+        hint = "torch.stack(…) makes one tensor of a list" if is_list else f"return {names}"
         return Outcome(self.name, "wrong", said, hint=hint)
 
     def _wrong_form(
@@ -249,7 +264,10 @@ class FunctionTask:
                         f"{tuple(right.shape)}, which is {result.axes}" if result.axes else "as one number"
                     )
                     said = f"{case.special}, expected `{result.name}` {shape}; got {tuple(part.shape)}"
-                    if sorted(part.shape) == sorted(right.shape):
+                    if [x.shape for x in parts] == [x.shape for x in rights[::-1]]:
+                        names = " and ".join(result.name for result in self.results)
+                        said, hint = f"{said}: are {names} exchanged?", f"return {names}, in this order"
+                    elif sorted(part.shape) == sorted(right.shape):
                         said, hint = f"{said}: its axes stand in another order", IN_ORDER
                 elif right.dtype == torch.bool != part.dtype:
                     said = (
