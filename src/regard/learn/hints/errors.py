@@ -13,9 +13,6 @@ from regard.learn.mistakes import sentence
 ERROR = re.compile(r"^line (\d+), .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)
 
 GENERAL_DIFFERENCE = "is the first value that differs from the solution's on this input"
-# A line that multiplies tensors of different shapes number by number.
-STAR_ERROR = re.compile(r"line \d+, .*[\w)\]] \* [\w(].*must match the size")
-STAR = "`*` multiplies number by number, and `@` is the product of matrices, rows times columns"
 _TABLES = {
     name: [(pattern, sentence(hint)) for pattern, hint in pairs]
     for name, pairs in tomllib.loads(

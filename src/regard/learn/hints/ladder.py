@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.learn.exercise import marks_of, plain_solution, solution_of
-from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE, STAR, STAR_ERROR
+from regard.learn.exercise import marks_of, plain_solution
+from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE
 from regard.learn.lesson import Lesson, Outcome, Task
 from regard.learn.mistakes import find_mistake
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 UNKNOWN_NAME = re.compile(r"\b(NameError|UnboundLocalError): ")
 SECONDS = 20.0  # that trying lines may take, before it is given up
 TOGETHER = re.compile(r"\. After that: |, together with ")
-SINGLE_STAR = re.compile(r"(?<!\*)\*(?!\*)")
-MATRIX_PRODUCT = re.compile(r"sum\(|matmul\(|mm\(")  # `einsum` and `bmm` among them
 # Code in a sentence: a call, an index, an assignment, a product.
 CODE = re.compile(r"\w\(|\w\[|=| @ | [*/] |\.mT|\bcos\b.*\bsin\b")
 AXES = re.compile(r"\([BHTSG…][,)]|\([\w…]+, [^)]*\)")  # (B, T, d_model)
@@ -61,13 +59,7 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
     if differences and task.is_quick and not outcome.mistake and not is_known:
         outcome = _with_name(outcome, task, module, lesson, differences[0])
     place = _find_place(outcome, task, module, lesson, chains, are_tried)
-    if place is not None and _has_star_for_at(module, place.differences[0]):
-        outcome = replace(outcome, hint=STAR)
-    if place is None:
-        has_product = "@" in solution_of(lesson.solution, task.name)
-        hint = _hint_without_line(outcome, differences, has_product)
-    else:
-        hint = _hint_with_line(outcome, task, place)
+    hint = _hint_with_line(outcome, task, place) if place else _hint_without_line(outcome, differences)
     hints = _steps(outcome, task, lesson, place, hint)
     # What the judge has found together is two things, in whichever lesson.
     more = " At least two things differ." if TOGETHER.search(outcome.message) else ""
@@ -102,12 +94,10 @@ def _find_place(
     return HintPlace(*found) if found and found[1] else None
 
 
-def _hint_without_line(outcome: Outcome, differences: list[LineDifference], has_product: bool) -> str:
+def _hint_without_line(outcome: Outcome, differences: list[LineDifference]) -> str:
     """The whole hint where no line is to be named."""
     known = find_mistake(outcome.mistake)
     hint = outcome.hint or (known.fix if known else "")
-    if has_product and STAR_ERROR.search(outcome.message):
-        hint = STAR if not hint or hint in GENERAL else f"{STAR}; {hint}"
     # What is only said of a line, without another one for it, was not tried.
     told = next((difference for difference in differences if not difference.right), None)
     if told is not None and (not hint or hint in GENERAL):
@@ -125,8 +115,6 @@ def _hint_with_line(outcome: Outcome, task: Task, place: HintPlace) -> str:
     elsewhere = not difference.raised and outcome.hint not in task.error_hints
     misleads = outcome.hint in GENERAL | task.summaries or (elsewhere and ERROR.search(outcome.message))
     reason = "" if misleads or outcome.hint in difference.right else outcome.hint
-    if outcome.hint == STAR:
-        reason = STAR
     if not outcome.mistake or difference.after:
         reason = reason or difference.said
     return f"{reason.rstrip('.')}; {write}" if reason else write
@@ -228,15 +216,6 @@ def _words_of(hint: str) -> str:
     parts = re.split(r"; |: ", hint)
     words = [part for part in parts if WORD.search(part) and not CODE.search(part)]
     return "; ".join(words)
-
-
-def _has_star_for_at(module: ModuleType, difference: LineDifference) -> bool:
-    """Whether a line of the learner's has `*` where the right one has `@`; a sum of products is one, too."""
-    own, right = _line_of(module, difference.line), difference.right
-    products, right_products = (len(SINGLE_STAR.findall(line)) for line in (own, right))  # a power is none
-    # What adds products up, in a loop, is a product of matrices, too.
-    other = difference.after or "+=" in own or MATRIX_PRODUCT.search(own) is not None
-    return not other and own.count("@") < right.count("@") and products > right_products
 
 
 def _line_of(module: ModuleType, number: int) -> str:

@@ -46,10 +46,8 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     if wrong is not None:
         return wrong
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
-        return judge_self_attention(NAME, cls, module, scaled, SCALED, is_plain=True)
-    outcome = judge_self_attention(
-        NAME, cls, module, unscaled, DONE, is_plain=True, scale=1.0, lesson="projections"
-    )
+        return judge_self_attention(NAME, cls, module, scaled, SCALED)
+    outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, lesson="projections")
     if outcome.mistake and is_about_scale(outcome.mistake):
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:
