@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +53,12 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
         return replace(outcome, hints=tuple(filter(None, (outcome.hint, outcome.more))))
     if not task.trials:  # a number to predict: whether it is more or less is told before how to find it
         return replace(outcome, hints=tuple(filter(None, (outcome.more, outcome.hint))))
-    chains = _find_differences(task, module, lesson, are_tried)
+    # Here, since it imports PyTorch, and the command that starts the worker needs none.
+    from regard.learn.hints.first_difference import find_differences
+
+    chains = _in_trials(find_differences, task, module, lesson, task.is_quick or are_tried)
+    if task.is_quick:  # of several mistakes one trial may show the second, and a later trial the first
+        chains.sort(key=lambda differences: differences[0].line)
     differences = chains[0] if chains else []
     # All that is wrong may have been recognised together: both signs of a turn turn it the other way round.
     is_known = outcome.hint not in {"", *GENERAL, *task.summaries} and not ERROR.search(outcome.message)
@@ -79,17 +85,19 @@ def _find_place(
     # What takes minutes to judge is not judged again.
     if not are_tried or task.reports_progress:
         return HintPlace((with_lines[0][0],), True) if with_lines else None
+    from regard.learn.hints.own_names import find_missing_steps, find_superfluous
     from regard.learn.hints.tried_lines import find_helping
 
     end = time.monotonic() + SECONDS
-    if found := find_helping(task, module, outcome, with_lines, end):
-        return HintPlace(*found)
+    if with_lines:
+        found = find_helping(task, module, outcome, with_lines, end)
+        return HintPlace(*found) if found else None
     # A line of the learner's own, with names of its own, may still be found by what it holds.
-    steps = [] if with_lines else _find_missing_steps(task, module, lesson)
+    steps = _in_trials(find_missing_steps, task, module, lesson)
     if found := find_helping(task, module, outcome, steps, end):
         return HintPlace(*found)
-    superfluous = [] if with_lines else _find_superfluous(task, module, lesson)
-    found = find_helping(task, module, outcome, superfluous, end)
+    superfluous = find_superfluous(task.name, module, plain_solution(lesson.solution))
+    found = find_helping(task, module, outcome, [[line] for line in superfluous], end)
     # A line that is left out may only hide what is wrong, unless nothing is wrong any more.
     return HintPlace(*found) if found and found[1] else None
 
@@ -224,46 +232,23 @@ def _line_of(module: ModuleType, number: int) -> str:
     return program.splitlines()[number - 1].split("  #")[0].strip()
 
 
-def _find_differences(
-    task: Task, module: ModuleType, lesson: Lesson, in_every_trial: bool
+def _in_trials(
+    find: Callable[..., list[LineDifference]],
+    task: Task,
+    module: ModuleType,
+    lesson: Lesson,
+    in_every: bool = True,
 ) -> list[list[LineDifference]]:
-    """Where the learner's code differs from the solution, in each of the trials in which that can be told."""
-    # Here, since it imports PyTorch, and the command that starts the worker needs none.
-    from regard.learn.hints.first_difference import find_differences
-
-    solution = plain_solution(lesson.solution)
+    """What is found by running the learner's code beside the solution, in each trial where it can be told."""
     found = []
     for trial in task.trials:
         # The learner's code may do anything, and an answer without this hint is better than none.
         with contextlib.suppress(Exception):
-            if differences := find_differences(task.name, trial, module, solution):
-                found.append(differences)
-                if not task.is_quick and not in_every_trial:
+            if lines := find(task.name, trial, module, plain_solution(lesson.solution)):
+                found.append(lines)
+                if not in_every:
                     break
-    # Of several mistakes one trial may show the second, and a later trial the first.
-    return sorted(found, key=lambda differences: differences[0].line) if task.is_quick else found
-
-
-def _find_missing_steps(task: Task, module: ModuleType, lesson: Lesson) -> list[list[LineDifference]]:
-    """The steps of the solution that the learner's code does not come to, in each of the trials."""
-    from regard.learn.hints.own_names import find_missing_steps
-
-    found = []
-    for trial in task.trials:
-        with contextlib.suppress(Exception):
-            if steps := find_missing_steps(task.name, trial, module, plain_solution(lesson.solution)):
-                found.append(steps)
     return found
-
-
-def _find_superfluous(task: Task, module: ModuleType, lesson: Lesson) -> list[list[LineDifference]]:
-    """The lines of the learner's that the solution has not, each alone."""
-    from regard.learn.hints.own_names import find_superfluous
-
-    # A file may have no such definition: a class that was imported, or a lambda.
-    with contextlib.suppress(Exception):
-        return [[line] for line in find_superfluous(task.name, module, plain_solution(lesson.solution))]
-    return []
 
 
 def _with_name(
