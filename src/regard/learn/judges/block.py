@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.learn.judges.own_projections import causal_weights
 from regard.learn.judges.tables.first_run import describe_answer
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.functions import draw as draw_inputs
@@ -266,15 +267,8 @@ def map_of_each_head(model: Any) -> Tensor:
         model(ids_of(*SENTENCE)[None])
         for hook in hooks:
             hook.remove()
-        return torch.cat([_weights(attention, x) for attention, x in inputs])
-
-
-def _weights(attention: Any, x: Tensor) -> Tensor:
-    """The weights (H, T, T) of the learner's attention, which was found right, for x (1, T, d_model)."""
-    q, k = (W(x)[0].unflatten(-1, (HEADS, -1)).transpose(0, 1) for W in (attention.W_q, attention.W_k))
-    visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
-    return torch.softmax(scores, dim=-1)
+        # The learner's attention was found right, so that its projections tell its weights.
+        return torch.cat([causal_weights(attention, x, HEADS)[0] for attention, x in inputs])
 
 
 def _trained(name: str, loss: float, before: Tensor, after: Tensor) -> Outcome:
