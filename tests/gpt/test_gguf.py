@@ -227,19 +227,6 @@ def test_tensors_are_accounted_for(tmp_path: Path) -> None:
     assert "1 with no place in the model (model.layers.0.self_attn.q_norm.weight)" in str(caught.value)
 
 
-def test_files_that_are_not_whole(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    write_gguf(path, "llama", tensors("llama", True))
-    whole = path.read_bytes()
-    for broken in (b"", b"GGUF", whole[:100], b"nothing of the kind" * 100):
-        path.write_bytes(broken)
-        with pytest.raises(ValueError, match=r"model\.gguf is not a complete GGUF file"):
-            GPT.from_pretrained(path)
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"model\.gguf is not a complete GGUF file"):
-        GPT.from_pretrained(path)
-
-
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").touch()
     monkeypatch.setitem(sys.modules, "gguf", None)

@@ -79,6 +79,7 @@ def test_the_table_is_that_of_the_page_for_teachers(tmp_path: Path, monkeypatch:
     assert data == page.split("```json\n")[1].split("```")[0]
 
 
+@pytest.mark.at_length("test_the_table_is_that_of_the_page_for_teachers")
 @pytest.mark.usefixtures("judge_in_this_process")
 @pytest.mark.parametrize("lesson", share(QUICK, 12, turn=2), ids=lambda lesson: lesson.noun)
 def test_a_grade_holds_no_answer(lesson: Lesson, tmp_path: Path) -> None:

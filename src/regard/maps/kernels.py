@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.triton import column_sums as triton_column_sums
-from regard.attention.backends.triton import diagonal as triton_diagonal
 from regard.attention.backends.triton import launch, row_kernels
 from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.masks.base import Mask, full
@@ -90,4 +89,4 @@ def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor | None:
         return None
     if launch.unsupported_scores_reason(q, full) is not None:
         return None
-    return triton_diagonal.diagonal(q, k, m.lse[:, :, rows], m.scale, m.softcap)
+    return row_kernels.diagonal(q, k, m.lse[:, :, rows], m.scale, m.softcap)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.maps import AttentionMap
 from regard.maps.tile_passes.large_heads import has_large_lse, no_large_heads
 from regard.recorder.certificates.certificate import OWN_OUTPUT, ROWS, Evidence, sampled_rows
-from regard.recorder.certificates.row_products import WeightMatrix, multiply_rows
+from regard.recorder.certificates.row_products import multiply_rows
 from regard.recorder.map_batches import batch_kind, join_maps
 
 # Bytes of weights of the calls that are compared as one batch: the copies that join longer ones would cost as
@@ -35,7 +35,7 @@ SIMILAR_VALUES = "its values are so similar that its output does not determine i
 class ComparedCall(NamedTuple):
     """A map (B, H, T, S), and what the model's own attention gave at some of its rows."""
 
-    m: WeightMatrix
+    m: AttentionMap
     v: Tensor  # (B, G, S, E)
     rows: Tensor  # the rows that are compared, on the device of the map
     output: Tensor  # (B, H, rows, E)
@@ -58,7 +58,7 @@ class ComparedCall(NamedTuple):
 
 
 def examine(
-    m: WeightMatrix,
+    m: AttentionMap,
     v: Tensor,
     output: Tensor,
     *,
@@ -98,10 +98,11 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     measured = [_measure([comparisons[i] for i in batch], quick=True) for batch in batches]
     evidence: dict[int, Evidence] = {}
     for batch, of_batch in zip(batches, _read(measured), strict=True):
+        facts = _facts(comparisons[batch[0]])
         for i, own in zip(batch, of_batch, strict=True):
             if not math.isfinite(own.total):
                 ((own,),) = _read([_measure([comparisons[i]], quick=False)])
-            evidence[i] = _evidence(comparisons[i], own)
+            evidence[i] = _evidence(comparisons[i], own, facts)
     return [evidence[i] for i in range(len(comparisons))]
 
 
@@ -156,14 +157,14 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> Tensor:
     n, first = len(batch), batch[0]
     m, v, output = first.m, first.v, first.output
     if n > 1:
-        m = join_maps([c.m for c in batch if isinstance(c.m, AttentionMap)])
+        m = join_maps([c.m for c in batch])
         v, output = torch.cat([c.v for c in batch]), torch.cat([c.output for c in batch])
     B, H, T, S = m.matrix
     doubt, zero = v.new_zeros(n, dtype=torch.bool), v.new_zeros(n, dtype=m.dtype)
     if 0 in (B, H, T, S):
         return v.new_zeros(n, 8, dtype=m.dtype)
     half_on_gpu = m.device.type == "cuda" and m.stored_dtype != torch.float32
-    if quick and half_on_gpu and isinstance(m, AttentionMap) and m.softcap is None:
+    if quick and half_on_gpu and m.softcap is None:
         large = has_large_lse(m.lse, m.mask, S, m.first_position, half_precision=True)
         doubt, m = large.reshape(n, -1).any(1), m._with(precise=no_large_heads(B, H))
     # A slice takes no copy of the lse.
@@ -234,12 +235,11 @@ def _for_queries(x: Tensor, H: int) -> Tensor:
     return x if x.shape[1] == H else x.repeat_interleave(H // x.shape[1], 1)
 
 
-def _own_weight_error(c: ComparedCall, m: WeightMatrix, own: Tensor, hidden: Tensor) -> Tensor:
+def _own_weight_error(c: ComparedCall, m: AttentionMap, own: Tensor, hidden: Tensor) -> Tensor:
     """Return how far the weights of a map are from those of the model's own implementation."""
     (B, H, _, S), G = m.matrix, c.v.shape[1]
     errors: list[Tensor] = []
     step = max(1, WEIGHT_BYTES // max(1, B * len(c.rows) * S * m.dtype.itemsize) * G // H) * (H // G)
-    assert isinstance(m, AttentionMap)
     for first in range(0, H, step):
         heads = slice(first, min(first + step, H))
         part = m.select(slice(0, B), heads)
@@ -260,31 +260,38 @@ def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tens
     return (weights - own_weights).abs().masked_fill(~visible[..., None], 0.0).amax()
 
 
-def _evidence(c: ComparedCall, measured: _Measured) -> Evidence:
-    """Return the evidence that the numbers of a comparison amount to."""
-    m, (units, stored_eps, rounding) = c.m, _rounding(c)
-    tolerance = measured.tolerance or rounding
+def _facts(c: ComparedCall) -> dict[str, Any]:
+    """Return what the evidence of a comparison has in common with that of its batch."""
+    m, (units, stored_eps, _) = c.m, _rounding(c)
     is_stored_coarsely = stored_eps > torch.finfo(m.dtype).eps
     weights_eps = stored_eps if c.weights is None else torch.finfo(c.weights.dtype).eps
+    return {
+        "rows": len(c.rows),
+        "total_rows": m.matrix[2],
+        "mask": str(m.mask),
+        "scale": m.scale,
+        "softcap": m.softcap,
+        "window": m.mask.window_size(),
+        "sinks": m.sinks is not None,
+        # Kernels in half precision use a fast, less accurate exp.
+        "row_sums_tolerance": units + (stored_eps / 8 if is_stored_coarsely else 0),
+        "weights_tolerance": 2.0 * weights_eps + units,
+    }
+
+
+def _evidence(c: ComparedCall, measured: _Measured, facts: dict[str, Any]) -> Evidence:
+    """Return the evidence that the numbers of a comparison amount to."""
+    tolerance = measured.tolerance or _rounding(c)[2]
     return Evidence(
         difference=measured.ratio * tolerance,
         tolerance=tolerance,
         row_sums=measured.sums,
-        rows=len(c.rows),
-        total_rows=m.matrix[2],
-        mask=str(m.mask),
-        scale=m.scale,
-        softcap=m.softcap,
-        window=m.mask.window_size(),
-        sinks=m.sinks is not None,
         problem=SIMILAR_VALUES if measured.unclear else c.problem,
-        # Kernels in half precision use a fast, less accurate exp; stored weights are rounded one by one.
-        row_sums_tolerance=units + (stored_eps / (2 if m.is_dense else 8) if is_stored_coarsely else 0),
         against=c.against,
         weights=None if c.weights is None else measured.weights,
-        weights_tolerance=2.0 * weights_eps + units,
         scores=measured.score,
         empty_rows=int(measured.empty),
+        **facts,
     )
 
 

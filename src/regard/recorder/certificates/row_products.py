@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.tiles import find_visibility
-from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
 from regard.attention.masks.grid import Blocks, grid
 from regard.maps import AttentionMap
@@ -30,30 +29,6 @@ BLOCK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 27}
 KEYS_OF_SUM = 1024
 
 
-class DenseWeights:
-    """A matrix of weights (B, H, T, S) in the form in which a map is examined."""
-
-    sinks: Tensor | None = None
-    scale, softcap, mask, is_dense, first_position = 1.0, None, full, True, 0
-
-    def __init__(self, weights: Tensor) -> None:
-        self.weights = weights
-        self.matrix = tuple(weights.shape)
-        self.device = weights.device
-        self.stored_dtype = weights.dtype
-        self.dtype = working_dtype(weights.dtype)
-
-    @property
-    def lse(self) -> Tensor:
-        """0, by which the weights count as they are, or −inf where a row has none."""
-        empty = (self.weights == 0).all(-1)
-        return torch.zeros_like(empty, dtype=self.dtype).masked_fill_(empty, -torch.inf)
-
-
-WeightMatrix = AttentionMap | DenseWeights
-"""Attention weights (B, H, T, S) that can be compared: those of a map, or those of a dense tensor."""
-
-
 class RowProducts(NamedTuple):
     """What rows of weights w (B, H, rows, S) give with values v (B, G, S, E)."""
 
@@ -62,7 +37,7 @@ class RowProducts(NamedTuple):
     sums: Tensor  # Σ w, (B, H, rows)
 
 
-def multiply_rows(m: WeightMatrix, rows: Tensor, v: Tensor, *, quick: bool = False) -> RowProducts:
+def multiply_rows(m: AttentionMap, rows: Tensor, v: Tensor, *, quick: bool = False) -> RowProducts:
     """Return the products of some rows of weights with values v (B, G, S, E).
 
     `rows` is a sample of `sampled_rows`. `quick` expects ordinary numbers: a hidden key with a value of NaN
@@ -73,9 +48,6 @@ def multiply_rows(m: WeightMatrix, rows: Tensor, v: Tensor, *, quick: bool = Fal
     most = max(1, 4 * BLOCK_BYTES[_kind(m)] // (B * H * KEYS_OF_SUM * m.dtype.itemsize))
     parts: list[list[Tensor]] = []
     for some, some_at in zip(torch.split(rows, most), torch.split(at, most), strict=True):
-        if isinstance(m, DenseWeights):
-            parts.append(_multiply_blocks(m, some, some_at, v, quick=False))
-            continue
 
         def multiply_heads(
             group: precision.HeadGroup, rows: Tensor = some, at: Tensor = some_at
@@ -87,7 +59,7 @@ def multiply_rows(m: WeightMatrix, rows: Tensor, v: Tensor, *, quick: bool = Fal
     return RowProducts(*(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*parts, strict=True)))
 
 
-def _kind(m: WeightMatrix | MapData) -> str:
+def _kind(m: MapData) -> str:
     return "cuda" if m.device.type == "cuda" else "cpu"
 
 
@@ -97,34 +69,30 @@ def _is_plain(m: MapData) -> bool:
     return in_float32 and m.softcap is None and not m.mask.biased
 
 
-def _multiply_blocks(
-    m: MapData | DenseWeights, rows: Tensor, at: Tensor, v: Tensor, *, quick: bool
-) -> list[Tensor]:
+def _multiply_blocks(m: MapData, rows: Tensor, at: Tensor, v: Tensor, *, quick: bool) -> list[Tensor]:
     """The products of heads that are computed in one dtype; `at` are the `rows` on the CPU."""
-    B, H, T, _ = m.matrix
-    edges = _cut_keys(m, len(rows))
-    some, every = _visibility(m, at, edges)
-    products = torch.zeros(B, H, len(rows), 2 * v.shape[-1], dtype=m.dtype, device=m.device)
-    sums = torch.zeros(B, H, len(rows), dtype=m.dtype, device=m.device)
-    for block, (start, stop) in enumerate(pairwise(edges)):
-        if (near := _span(some[:, block])) is None:
-            continue
-        own = rows if near == slice(0, len(rows)) else rows[near]
-        keys, values = slice(start, stop), v[:, :, start:stop]
-        if isinstance(m, DenseWeights):
-            part, part_sums = _multiply_weights(m.weights[:, :, own, keys].to(m.dtype), values)
-        elif quick:
+    (B, H, T, S), edges = m.matrix, _cut_keys(m, len(rows))
+
+    def multiply(own: Tensor, keys: slice, partly: slice | None) -> tuple[Tensor, Tensor]:
+        if quick:
+            return _multiply_exponentials(m, own, keys, v[:, :, keys], partly)
+        return _multiply_weights(partial_weights(m, grid(own, keys, m.matrix, m.device)), v[:, :, keys])
+
+    if len(edges) == 2:
+        products, sums = multiply(rows, slice(0, S), None if m.mask is full else slice(0, len(rows)))
+    else:
+        some, every = _visibility(m, at, edges)
+        products = torch.zeros(B, H, len(rows), 2 * v.shape[-1], dtype=m.dtype, device=m.device)
+        sums = products.new_zeros(B, H, len(rows))
+        for block, (start, stop) in enumerate(pairwise(edges)):
+            if (near := _span(some[:, block])) is None:
+                continue
+            own = rows if near == slice(0, len(rows)) else rows[near]
             partly = _span((some & ~every)[near, block])
-            part, part_sums = _multiply_exponentials(m, own, keys, values, partly)
-        else:
-            weights = partial_weights(m, grid(own, keys, m.matrix, m.device))
-            part, part_sums = _multiply_weights(weights, values)
-        if len(edges) == 2:
-            products, sums = part, part_sums
-            break
-        products[:, :, near] += part
-        sums[:, :, near] += part_sums
-    if quick and not isinstance(m, DenseWeights):
+            part, part_sums = multiply(own, slice(start, stop), partly)
+            products[:, :, near] += part
+            sums[:, :, near] += part_sums
+    if quick:
         factor = finite_lse(m.lse if len(rows) == T else m.lse.index_select(2, rows)).neg_().exp_()
         products.mul_(factor[..., None])
         sums.mul_(factor)
@@ -189,7 +157,7 @@ def _product(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     return (x if scale == 1.0 else x.float() * scale).float() @ y.float()
 
 
-def _cut_keys(m: MapData | DenseWeights, rows: int) -> list[int]:
+def _cut_keys(m: MapData, rows: int) -> list[int]:
     """Return where the keys are cut into blocks, from 0 to their number."""
     B, H, _, S = m.matrix
     if S < 2 * KEYS_OF_SUM:
@@ -200,13 +168,13 @@ def _cut_keys(m: MapData | DenseWeights, rows: int) -> list[int]:
     return sorted({*range(0, S, step), S // KEYS_OF_SUM * KEYS_OF_SUM, S})
 
 
-def _visibility(m: MapData | DenseWeights, rows: Tensor, edges: list[int]) -> tuple[Tensor, Tensor]:
+def _visibility(m: MapData, rows: Tensor, edges: list[int]) -> tuple[Tensor, Tensor]:
     """Return whether each row may see some, and sees all, of each block of keys: (rows, blocks) each."""
     _, _, T, S = m.matrix
     # Reading a mask's own tensors would make the host wait for a GPU.
-    if len(edges) == 2 or not all(mask.positional for mask in m.mask.conjuncts()):
+    if not all(mask.positional for mask in m.mask.conjuncts()):
         some = torch.ones(len(rows), len(edges) - 1, dtype=torch.bool, device="cpu")
-        return some, some if m.mask is full else ~some
+        return some, ~some
     at = (rows + m.first_position).view(-1, 1)
     first, end = (torch.tensor([x], device="cpu") for x in (edges[:-1], edges[1:]))
     return find_visibility(m.mask, Blocks(at, at, first, end - 1, T, S))
