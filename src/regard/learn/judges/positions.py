@@ -93,7 +93,8 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
         other = edited(**INIT).eval()
         for projection in PROJECTIONS:
             setattr(other, projection, getattr(layer, projection))
-        return attend(other, x)[0]
+        out: Tensor = attend(other, x)[0]
+        return out
 
     shifted = (
         Variant(
