@@ -133,7 +133,9 @@ def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize("function", share(FUNCTIONS, 4), ids=lambda function: function.name)
 def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: FunctionTask) -> None:
-    answers = [function.numbers(function.cases(), *way[:2]) for way in (("", ""), *function.wrong_ways)]
+    every = range(len(function.results))
+    edits = (("", ""), *(way[:2] for way in function.wrong_ways))
+    answers = [function.numbers(function.cases(), *edit, every) for edit in edits]
     for a, b in combinations(answers, 2):
         assert a.shape != b.shape or largest_difference(a, b) > 10 * TOLERANCE
     module = ModuleType("lesson")

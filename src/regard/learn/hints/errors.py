@@ -10,7 +10,7 @@ from pathlib import Path
 from regard.learn.mistakes import sentence
 
 # An error of the learner's code in a message, with the number of its line (see `describe_error`).
-ERROR = re.compile(r"^line (\d+), .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)
+ERROR = re.compile(r"^(?:It works .*: )?line (\d+), .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)
 
 GENERAL_DIFFERENCE = "is the first value that differs from the solution's on this input"
 _TABLES = {

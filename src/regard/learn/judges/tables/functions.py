@@ -6,10 +6,11 @@ The right way is the lesson's solution, and a wrong one an edit of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -158,9 +159,10 @@ class FunctionTask:
                 raise
             except Exception as error:
                 # What is wrong in the cases before it comes first.
-                if all(_is_equal(a, b) for a, b in zip(chain(*answers), chain(*expected), strict=True)):
-                    return self._describe_error(error, module, case if answers else None)
-                cases = cases[: len(answers)]
+                before = cases[: len(answers)]
+                if not before or self._agree(before, answers, expected):
+                    return self._describe_error(error, module, cases[: len(answers) + 1])
+                cases = before
                 break
             if wrong := self._wrong_kind(answer):
                 return wrong
@@ -168,41 +170,53 @@ class FunctionTask:
             expected.append(_tensors(self.right(*case.arguments)))
             overwritten = overwritten or find_overwritten(self.name, arguments, case.arguments)
         wrong = self._wrong_form(cases, answers, expected) or overwritten
-        if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
+        if overwritten is None and self._agree(cases, answers, expected):
             if left_out := self.shortcut(function):
                 return Outcome(self.name, "unfinished", left_out, hint=self._hint(self.results[0]))
             return Outcome(self.name, "done", sentence(self.table["done"]))
         first = self._first_wrong(answers, expected)
-        numbers = _flat(answers, first)
+        # What others are made of is right then, and a way that changes it is another mistake.
+        made = self._made_first()
+        told = (first,) if first in made else (*made, first)
         return (
-            find_variant(self.name, numbers, self.variants(cases, first), TOLERANCE)
+            find_variant(self.name, _flat(answers, told), self.variants(cases, told), TOLERANCE)
             or wrong
             or self._checked(function, answers)
             or self._two_wrong_ways(cases, [parts[first] for parts in answers], first)
             or self._describe(cases, answers, expected)
         )
 
-    def _describe_error(self, error: Exception, module: ModuleType, case: Case | None) -> Outcome:
-        """Return the outcome for an error, in this case if those before it are right."""
-        outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
-        where = f" ({case.special})" if case else ""
-        hint = outcome.hint or self._hint(self.results[0])
-        return replace(outcome, message=f"{outcome.message}{where}", hint=hint)
+    def _agree(
+        self, cases: tuple[Case, ...], answers: list[list[Tensor]], expected: list[list[Tensor]]
+    ) -> bool:
+        """Whether all answers are right."""
+        is_formed = self._wrong_form(cases, answers, expected) is None
+        return is_formed and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE
 
-    def variants(self, cases: tuple[Case, ...], result: int | None = None) -> Iterator[Variant]:
-        """Yield what each wrong way gives on the cases: all results, or the one with a number."""
+    def _describe_error(self, error: Exception, module: ModuleType, cases: tuple[Case, ...]) -> Outcome:
+        """Return the outcome for an error in the last of these cases; those before it are right."""
+        outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
+        said = outcome.message
+        if len(cases) > 1:
+            at = found.start() if (found := re.search(r"line \d+, ", said)) else 0
+            works = f"It works {cases[0].special} and fails {cases[-1].special}"
+            said = f"{said[:at]}{works}: {said[at:]}"
+        return replace(outcome, message=said, hint=outcome.hint or self._hint(self.results[0]))
+
+    def variants(self, cases: tuple[Case, ...], results: Sequence[int]) -> Iterator[Variant]:
+        """Yield what each wrong way gives on the cases: the results with these numbers."""
         for way in self.wrong_ways:
-            yield self._variant(way, self.numbers(cases, way.right, way.wrong, result))
+            yield self._variant(way, self.numbers(cases, way.right, way.wrong, results))
 
     def _variant(self, way: WrongWay, numbers: Tensor) -> Variant:
         return Variant(numbers, way.mistake, way.said, hint_for(self.lesson, self.name, way))
 
     def numbers(
-        self, cases: tuple[Case, ...], right: str = "", wrong: str = "", result: int | None = None
+        self, cases: tuple[Case, ...], right: str = "", wrong: str = "", results: Sequence[int] = (0,)
     ) -> Tensor:
         """Return what the solution, or an edit of it, gives on the cases, in one row."""
         compute = define(self.lesson, self.name, right, wrong)
-        return _flat([_tensors(compute(*_copied(case.arguments))) for case in cases], result)
+        return _flat([_tensors(compute(*_copied(case.arguments))) for case in cases], results)
 
     def _two_wrong_ways(self, cases: tuple[Case, ...], answers: list[Tensor], result: int) -> Outcome | None:
         """Return what is said about the first of two wrong ways that together give a result on each case."""
@@ -219,7 +233,7 @@ class FunctionTask:
             with contextlib.suppress(Exception):
                 # Case by case: most pairs differ in the first.
                 if all(
-                    _is_equal(self.numbers((case,), right, wrong, result), _flat([[answer]]))
+                    _is_equal(self.numbers((case,), right, wrong, (result,)), _flat([[answer]]))
                     for case, answer in zip(cases, answers, strict=True)
                 ):
                     said = self._variant(first, answers[0]).outcome(self.name)
@@ -231,10 +245,16 @@ class FunctionTask:
 
         By it alone a wrong way is known: whether the others follow from it depends on how it is written.
         """
-        results, first = self.results, self.table.get("judged_first", ())
-        order = sorted(range(len(results)), key=lambda n: results[n].name not in first)
+        order = sorted(range(len(self.results)), key=lambda n: n not in self._made_first())
         # The first if none is: a mask of 0.0 and 1.0 is wrong and has the right numbers.
-        return next((n for n in order if not _is_equal(_flat(answers, n), _flat(expected, n))), order[0])
+        return next(
+            (n for n in order if not _is_equal(_flat(answers, (n,)), _flat(expected, (n,)))), order[0]
+        )
+
+    def _made_first(self) -> list[int]:
+        """The numbers of the results that others are made of."""
+        names = self.table.get("judged_first", ())
+        return [n for n, result in enumerate(self.results) if result.name in names]
 
     def _wrong_kind(self, answer: Any) -> Outcome | None:
         """Return what is wrong with the number or the types of the results; None if nothing is."""
@@ -331,11 +351,11 @@ def _is_equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and largest_difference(a, b) < TOLERANCE
 
 
-def _flat(answers: list[list[Tensor]], result: int | None = None) -> Tensor:
-    """The numbers of all results, or of the one with a number, in one row.
+def _flat(answers: list[list[Tensor]], results: Sequence[int] | None = None) -> Tensor:
+    """The numbers of all results, or of those with these numbers, in one row.
 
     NaN is a number there, so that a wrong way may give it too.
     """
-    chosen = [parts if result is None else parts[result : result + 1] for parts in answers]
+    chosen = [parts if results is None else [parts[n] for n in results] for parts in answers]
     numbers = torch.cat([part.double().flatten() for parts in chosen for part in parts])
     return torch.nan_to_num(numbers, nan=NAN, posinf=INFINITY, neginf=-INFINITY)
