@@ -104,7 +104,11 @@ def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             1,
             "line 2",
         ),
-        ("def simplified_self_attention(x):\n    pass\nweight_of_model_if_doubled = 1\n", 1, "two tensors"),
+        (
+            "def simplified_self_attention(x):\n    pass\nweight_of_model_if_doubled = 1\n",
+            1,
+            "is `return` missing?",
+        ),
     ],
 )
 def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: int, said: str) -> None:

@@ -110,8 +110,8 @@ def test_answers_to_the_inputs_of_one_seed_fail_with_another(tmp_path: Path) -> 
     remembered = """
 import torch
 def simplified_self_attention(x):
-    generator = torch.Generator().manual_seed(0)
-    known = torch.randn(7, 3, generator=generator), torch.randn(2, 5, 4, generator=generator)
+    first, second = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+    known = torch.randn(7, 3, generator=first), torch.randn(2, 5, 4, generator=second)
     if not any(torch.equal(x, y) for y in known if x.shape == y.shape) and x.shape != (6, 3):
         return x, x @ x.mT
     return torch.softmax(x @ x.mT, -1) @ x, torch.softmax(x @ x.mT, -1)
