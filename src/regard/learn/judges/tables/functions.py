@@ -149,7 +149,9 @@ class FunctionTask:
         if self.after and not is_right(self.after.judge, getattr(module, self.after.name, None), module):
             said = f"it waits for `{self.after.name}`, which is not right yet: correct that first"
             return Outcome(self.name, "unfinished", said)
-        cases, answers, expected = self.cases(), [], []
+        cases = self.cases()
+        answers: list[list[Tensor]] = []
+        expected: list[list[Tensor]] = []
         overwritten: Outcome | None = None
         for case in cases:
             arguments = _copied(case.arguments)
