@@ -33,25 +33,9 @@ from regard.checker.subject.source import FunctionState
 from regard.checker.subject.subject import Subject
 
 # Values for required arguments, by their meaning, that ask for plain attention.
-_NEUTRAL: dict[str, Any] = {
-    "mask": None,
-    "padding": None,
-    "bias": None,
-    "cache": None,
-    "use_cache": False,
-    "start": 0,
-    "context": None,
-}
-_NEUTRAL |= {
-    "causal": False,
-    "dropout": 0.0,
-    "training": False,
-    "weights": True,
-    "lse": True,
-    "average": False,
-}
-
-
+_NEUTRAL: dict[str, Any] = dict.fromkeys(("mask", "padding", "bias", "cache", "context"))
+_NEUTRAL |= {"use_cache": False, "start": 0, "causal": False, "dropout": 0.0, "training": False}
+_NEUTRAL |= {"weights": True, "lse": True, "average": False}
 # Meanings of required arguments whose values depend on the question: `Subject` supplies them.
 _SUPPLIED = ("heads", "rotary", "cos", "sin", "head_width", "rows", "columns", "sinks", "scale")
 
