@@ -21,9 +21,8 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
-from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, looking_back, relative_error
+from regard.checker.oracle.oracle import Intent, looking_back
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Rotation, Wiring
 from regard.checker.subject.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
@@ -66,9 +65,6 @@ def _normalises_queries(source: str) -> bool:
     return re.search(_NORMALISED.replace("CALLED", called), source, re.I) is not None
 
 
-_LIKELY = 20  # features of one kind that are tried together with others
-
-
 def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: int) -> list[Feature]:
     """Return the features to try for a subject, evident ones first.
 
@@ -95,47 +91,6 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     if not _normalises_queries(held):
         found = [feature for feature in found if "normalised queries" not in feature.words]
     return sorted(found, key=lambda feature: not feature.evident)
-
-
-def search(observations: list[Observation], bases: list[Intent], features: list[Feature]) -> Intent | None:
-    """Return the first interpretation that explains all observations.
-
-    The plain interpretations come first, then every feature alone, then the likeliest evident ones in pairs.
-
-    Arguments:
-        observations: questions with the code's answers.
-        bases: the plain interpretations, most plausible first.
-        features: what to try.
-    """
-    projected: dict[tuple[int, int], Any] = {}  # each base is projected once
-
-    def fits(intent: Intent, base: Intent) -> bool:
-        for i, observation in enumerate(observations):
-            question, key = observation.question, (id(base), i)
-            try:
-                with torch.no_grad():
-                    if key not in projected:
-                        projected[key] = base.wiring.project(question)
-                    answer = CORRECT.answer(intent.apply(question), intent.wiring, projected[key])
-            except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
-                return False
-            if not relative_error(observation.answer, answer) < TOLERANCE:
-                return False
-        return True
-
-    pairs = itertools.combinations(likeliest(features, _LIKELY), 2)
-    candidates: Iterator[tuple[Intent | None, Intent]] = itertools.chain(
-        ((base, base) for base in bases),
-        ((add_feature(base, feature), base) for feature in features for base in bases),
-        (
-            (add_feature(once, second), base)
-            for first, second in pairs
-            if first.kind != second.kind
-            for base in bases[:2]
-            if (once := add_feature(base, first)) is not None
-        ),
-    )
-    return next((intent for intent, base in candidates if intent is not None and fits(intent, base)), None)
 
 
 def likeliest(features: list[Feature], count: int) -> list[Feature]:

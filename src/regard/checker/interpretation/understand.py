@@ -7,6 +7,7 @@ is right under one of them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -29,15 +30,23 @@ from regard.checker.interpretation.cases import (
     is_certain,
     max_length,
 )
-from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
+from regard.checker.interpretation.hypotheses import (
+    Feature,
+    add_feature,
+    find_features,
+    head_width,
+    likeliest,
+)
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
     Observation,
     fitting_intents,
+    relative_error,
     window_conventions,
 )
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.inside import find_inside
@@ -316,6 +325,50 @@ def interpret(tried: Understanding) -> Understanding:
         # First among the wirings: a fused projection has dozens, and mistakes are sought under the first 24.
         understanding.intents = [*bases, *(intent for intent in more if intent is not None), *fitting[8:]]
     return understanding
+
+
+_LIKELY = 20  # features of one kind that are tried together with others
+
+
+def search(observations: list[Observation], bases: list[Intent], features: list[Feature]) -> Intent | None:
+    """Return the first interpretation that explains all observations.
+
+    The plain interpretations come first, then every feature alone, then the likeliest evident ones in pairs.
+
+    Arguments:
+        observations: questions with the code's answers.
+        bases: the plain interpretations, most plausible first.
+        features: what to try.
+    """
+    projected: dict[tuple[int, int], Any] = {}  # each base is projected once
+
+    def fits(intent: Intent, base: Intent) -> bool:
+        for i, observation in enumerate(observations):
+            question, key = observation.question, (id(base), i)
+            try:
+                with torch.no_grad():
+                    if key not in projected:
+                        projected[key] = base.wiring.project(question)
+                    answer = CORRECT.answer(intent.apply(question), intent.wiring, projected[key])
+            except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
+                return False
+            if not relative_error(observation.answer, answer) < TOLERANCE:
+                return False
+        return True
+
+    pairs = itertools.combinations(likeliest(features, _LIKELY), 2)
+    candidates: Iterator[tuple[Intent | None, Intent]] = itertools.chain(
+        ((base, base) for base in bases),
+        ((add_feature(base, feature), base) for feature in features for base in bases),
+        (
+            (add_feature(once, second), base)
+            for first, second in pairs
+            if first.kind != second.kind
+            for base in bases[:2]
+            if (once := add_feature(base, first)) is not None
+        ),
+    )
+    return next((intent for intent, base in candidates if intent is not None and fits(intent, base)), None)
 
 
 def observe(subject: Subject, questions: Iterable[Question], dtype: torch.dtype) -> list[Observation]:
