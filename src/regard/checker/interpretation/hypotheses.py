@@ -105,28 +105,19 @@ def add_feature(base: Intent, feature: Feature) -> Intent | None:
     return None if changed is None else replace(changed, features=(*base.features, feature.words))
 
 
-def _meant(base: Intent, **changes: Any) -> Intent | None:
-    """Return an interpretation with other fields."""
-    return replace(base, **changes)
-
-
 def _wired(base: Intent, **changes: Any) -> Intent | None:
     """Return an interpretation whose wiring has other fields."""
     return replace(base, wiring=replace(base.wiring, **changes))
 
 
-def _in_window(n: int, base: Intent) -> Intent | None:
-    return replace(base, window=n) if base.causal else replace(base, rule=window_rule(n, ahead=n - 1))
-
-
-def _with_prefix(n: int, base: Intent) -> Intent | None:
-    return replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
-
-
 _MASKS: dict[str, Callable[[int, Intent], Intent | None]] = {
-    "in a window of {}": _in_window,
+    "in a window of {}": lambda n, base: (
+        replace(base, window=n) if base.causal else replace(base, rule=window_rule(n, ahead=n - 1))
+    ),
     "in chunks of {}": lambda n, base: replace(base, rule=chunks(n)),
-    "with a visible prefix of {}": _with_prefix,
+    "with a visible prefix of {}": lambda n, base: (
+        replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
+    ),
     "in buckets of {} that also see the bucket before": lambda n, base: replace(base, rule=looking_back(n)),
 }
 
@@ -142,7 +133,7 @@ def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
 def _caps(numbers: list[float]) -> Iterator[Feature]:
     # Gemma 2 caps its scores at 50, Grok-1 at 30.
     for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
-        yield Feature("cap", f"with a soft cap of {cap:g}", partial(_meant, softcap=cap))
+        yield Feature("cap", f"with a soft cap of {cap:g}", partial(replace, softcap=cap))
 
 
 def _rotations(
@@ -243,30 +234,20 @@ def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -
     return _wired(base, bias=bias)
 
 
-def _usual_slopes(H: int) -> Tensor:
-    return torch.tensor(alibi_slopes(H), dtype=torch.float64)
-
-
-def _geometric_slopes(H: int) -> Tensor:
-    """Return 2^(−8h / H), which differs from the paper's slopes unless H is a power of two."""
-    return 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
-
-
-def _own_slopes(slopes: Tensor, H: int) -> Tensor:
-    return slopes.double()
-
-
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     """Yield a bias by distance: the slopes of ALiBi, or those that the code holds."""
-    named: list[tuple[str, Callable[[int], Tensor]]] = [("with ALiBi", _usual_slopes)]
-    named += [("with ALiBi", _geometric_slopes)]
+    named: list[tuple[str, Callable[[int], Tensor]]] = [
+        ("with ALiBi", lambda H: torch.tensor(alibi_slopes(H), dtype=torch.float64)),
+        # This differs from the paper's slopes unless H is a power of two.
+        ("with ALiBi", lambda H: 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)),
+    ]
     for path, tensor in tensors:
         if tensor.numel() == H and H > 1 and not tensor.is_complex():
             # Stored with either sign they favour the near; learned ones may have any.
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
             words = f"with a bias by distance, slopes `{path}`"
-            named += [(words, partial(_own_slopes, slopes)) for slopes in signed]
+            named += [(words, lambda H, slopes=slopes: slopes.double()) for slopes in signed]
     for (words, slopes_of), symmetric in itertools.product(named, (False, True)):
         yield Feature("bias", words, partial(_with_bias, slopes_of, symmetric))
 

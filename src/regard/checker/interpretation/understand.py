@@ -42,11 +42,9 @@ from regard.checker.oracle.oracle import (
     Intent,
     Observation,
     fitting_intents,
-    relative_error,
     window_conventions,
 )
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.inside import find_inside
@@ -340,35 +338,23 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
         bases: the plain interpretations, most plausible first.
         features: what to try.
     """
-    projected: dict[tuple[int, int], Any] = {}  # each base is projected once
-
-    def fits(intent: Intent, base: Intent) -> bool:
-        for i, observation in enumerate(observations):
-            question, key = observation.question, (id(base), i)
-            try:
-                with torch.no_grad():
-                    if key not in projected:
-                        projected[key] = base.wiring.project(question)
-                    answer = CORRECT.answer(intent.apply(question), intent.wiring, projected[key])
-            except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
-                return False
-            if not relative_error(observation.answer, answer) < TOLERANCE:
-                return False
-        return True
-
     pairs = itertools.combinations(likeliest(features, _LIKELY), 2)
-    candidates: Iterator[tuple[Intent | None, Intent]] = itertools.chain(
-        ((base, base) for base in bases),
-        ((add_feature(base, feature), base) for feature in features for base in bases),
+    candidates: Iterator[Intent | None] = itertools.chain(
+        bases,
+        (add_feature(base, feature) for feature in features for base in bases),
         (
-            (add_feature(once, second), base)
+            add_feature(once, second)
             for first, second in pairs
             if first.kind != second.kind
             for base in bases[:2]
             if (once := add_feature(base, first)) is not None
         ),
     )
-    return next((intent for intent, base in candidates if intent is not None and fits(intent, base)), None)
+    return next((intent for intent in candidates if intent is not None and _fits(intent, observations)), None)
+
+
+def _fits(intent: Intent, observations: list[Observation]) -> bool:
+    return all(intent.error(o.question, o.answer) < TOLERANCE for o in observations)
 
 
 def observe(subject: Subject, questions: Iterable[Question], dtype: torch.dtype) -> list[Observation]:

@@ -128,15 +128,17 @@ def _of_module(
     name = type(module).__name__
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
         raise CheckError(f"{name} is not an attention: pass the part of the model that is")
-    own, lists = _own_copy(_materialise(module, call))
+    own = copy_module(_materialise(module, call))
+    lists = _register_lists(own)
+    # Zero biases and tiny weights could hide a mistake.
+    draw_weights(own)
     positional, inputs, arguments, extra = _read_signature(module, name, call)
-    layout = "TBC" if _is_time_first(module) else "BTC"
+    # nn.MultiheadAttention has this attribute, and (T, B, C) by default. Other code is measured.
+    layout = "TBC" if getattr(module, "batch_first", None) is False else "BTC"
     if inputs == "qkv" and not any(True for _ in own.parameters()):
         layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
-    subject = Subject(
-        name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
-    )
-    subject.by_name, subject.call = _needs_names(module, positional), call
+    subject = Subject(name, own.eval(), own, cls, init, arguments, positional, inputs, layout, extra=extra)
+    subject.by_name, subject.call, subject.plain_lists = _needs_names(module, positional), call, lists
     subject.head_width = _declared_head_width(own) if layout == "BHTD" else None
     return subject
 
@@ -178,27 +180,6 @@ def _of_kernel(
     return subject.replaced(kernel_layouts=tuple(layouts), state=FunctionState(function))
 
 
-_TIME_FIRST = re.compile(
-    r"""
-    \b(T|L|\w*seq\w*|\w*len\w*|time\w*)\s*,\s*  # a length, then a batch, then anything
-    (B|N|b|bs|bsz|batch|batch_size|bz)\s*(,\s*\*?\w+\s*){0,2}
-    =\s*\w+\.(shape|size\(\))""",
-    re.VERBOSE,
-)
-
-
-def _is_time_first(module: nn.Module) -> bool:
-    """Return whether a module says that it takes (T, B, C): by `batch_first`, or by its names of sizes."""
-    # nn.MultiheadAttention has this attribute, and (T, B, C) by default.
-    stated = getattr(module, "batch_first", None)
-    if isinstance(stated, bool):
-        return not stated
-    try:
-        return _TIME_FIRST.search(inspect.getsource(type(module).forward)) is not None
-    except (OSError, TypeError):
-        return False
-
-
 def _needs_names(target: Callable[..., Any], positional: list[str]) -> bool:
     """Return whether the tensors must be passed by name: they are not the first arguments, in this order."""
     parameters = arguments_of(target)
@@ -233,17 +214,6 @@ def _declared_head_width(module: nn.Module) -> int | None:
         if 1 < round(width) <= 1024 and abs(width - round(width)) < 1e-6 * width:
             return round(width)
     return None
-
-
-def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """Copy a module with new random weights, since zero biases and tiny weights could hide a mistake.
-
-    Returns the copy in eval mode, and the names of its plain lists of modules.
-    """
-    own = copy_module(module)
-    lists = _register_lists(own)
-    draw_weights(own)
-    return own.eval(), lists
 
 
 def draw_weights(module: nn.Module) -> None:

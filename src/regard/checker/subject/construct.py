@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import parameters_of
 
@@ -69,9 +69,8 @@ def _build(cls: type[nn.Module], arguments: dict[str, Any], seed: int) -> nn.Mod
             missing, read = error.field, f"reads `config.{error.field}`"
             raise CheckError(_missing(cls, missing, read)) from error
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
-        text = (str(error).strip().splitlines() or ["no message"])[0][:200]
         raise CheckError(
-            f"{cls.__name__}({shown}) raised {type(error).__name__}: {text}; "
+            f"{cls.__name__}({shown}) raised {error_line(error)}; "
             f"pass its arguments: --with name=value, or check({cls.__name__}, init={{…}})"
         ) from error
 
