@@ -234,6 +234,10 @@ def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -
     return _wired(base, bias=bias)
 
 
+def _own_slopes(slopes: Tensor, H: int) -> Tensor:
+    return slopes.double()
+
+
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     """Yield a bias by distance: the slopes of ALiBi, or those that the code holds."""
     named: list[tuple[str, Callable[[int], Tensor]]] = [
@@ -247,7 +251,7 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
             words = f"with a bias by distance, slopes `{path}`"
-            named += [(words, lambda H, slopes=slopes: slopes.double()) for slopes in signed]
+            named += [(words, partial(_own_slopes, slopes)) for slopes in signed]
     for (words, slopes_of), symmetric in itertools.product(named, (False, True)):
         yield Feature("bias", words, partial(_with_bias, slopes_of, symmetric))
 

@@ -30,7 +30,10 @@ SIZES: dict[str, Any] = _GUESSES["sizes"]
 WIDE: dict[str, Any] = _GUESSES["wide"]
 _DEEPEST = 12  # layers: a default up to this is kept, since one layer may differ from the others
 # By meaning: values that stay at any default, or at None, and those that are small in a configuration.
-_KEPT, _OPTIONAL, _SMALL, _CONFIGS = (_GUESSES[kind] for kind in ("kept", "optional", "small", "configs"))
+_KEPT: list[str] = _GUESSES["kept"]
+_OPTIONAL: list[str] = _GUESSES["optional"]
+_SMALL: list[str] = _GUESSES["small"]
+_CONFIGS: list[str] = _GUESSES["configs"]
 
 
 def build(

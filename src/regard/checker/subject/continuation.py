@@ -219,8 +219,12 @@ def _first_caches(module: nn.Module, name: str, method: str = "forward") -> Iter
     kinds = [kind] if kind is not None and kind not in (tuple, list, dict, Tensor) else []
     yield from (partial(_construct, kind) for kind in dict.fromkeys([*kinds, *_cache_kinds(module)]))
     for setup in filter(_SETUP.search, _methods(module)):
-        yield lambda module, x, setup=setup: _call_with_sizes(getattr(module, setup), module, x)
+        yield partial(_set_up, setup)
     yield from (lambda module, x: None, lambda module, x: {}, lambda module, x: [])
+
+
+def _set_up(method: str, module: nn.Module, x: Tensor) -> Any:
+    return _call_with_sizes(getattr(module, method), module, x)
 
 
 def _cache_kinds(module: nn.Module) -> list[type]:
