@@ -133,8 +133,7 @@ def _of_module(
     # Zero biases and tiny weights could hide a mistake.
     draw_weights(own)
     positional, inputs, arguments, extra = _read_signature(module, name, call)
-    # nn.MultiheadAttention has this attribute, and (T, B, C) by default. Other code is measured.
-    layout = "TBC" if getattr(module, "batch_first", None) is False else "BTC"
+    layout = "TBC" if _is_time_first(module) else "BTC"
     if inputs == "qkv" and not any(True for _ in own.parameters()):
         layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
     subject = Subject(name, own.eval(), own, cls, init, arguments, positional, inputs, layout, extra=extra)
@@ -178,6 +177,27 @@ def _of_kernel(
     if options.get("mask") == "attention_mask":
         subject.mask_form = MaskForm("lowest", 4)
     return subject.replaced(kernel_layouts=tuple(layouts), state=FunctionState(function))
+
+
+_TIME_FIRST = re.compile(
+    r"""
+    \b(T|L|\w*seq\w*|\w*len\w*|time\w*)\s*,\s*  # a length, then a batch, then anything
+    (B|N|b|bs|bsz|batch|batch_size|bz)\s*(,\s*\*?\w+\s*){0,2}
+    =\s*\w+\.(shape|size\(\))""",
+    re.VERBOSE,
+)
+
+
+def _is_time_first(module: nn.Module) -> bool:
+    """Return whether a module says that it takes (T, B, C): by `batch_first`, or by its names of sizes."""
+    # nn.MultiheadAttention has this attribute, and (T, B, C) by default.
+    stated = getattr(module, "batch_first", None)
+    if isinstance(stated, bool):
+        return not stated
+    try:
+        return _TIME_FIRST.search(inspect.getsource(type(module).forward)) is not None
+    except (OSError, TypeError):
+        return False
 
 
 def _needs_names(target: Callable[..., Any], positional: list[str]) -> bool:
