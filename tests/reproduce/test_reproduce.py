@@ -25,7 +25,6 @@ from regard.reproduce.record import (
 from regard.support.files import RunFileError
 from scripts import reproductions
 
-ROOT = Path(__file__).parents[2]
 LINES = {"a": [[0.0, 1.0], [1.0, 2.0]], "b": [[0.0, 2.0], [1.0, 1.0]]}
 CHARTS = [
     Chart("lines", "step", "loss", LINES, marks={"alarm": 0.5}, baseline=1.5, log_y=True),
