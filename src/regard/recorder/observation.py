@@ -36,7 +36,7 @@ def observed(
     If there are `adapters`, they alone describe the calls.
     """
     wrappers, modules = MethodWrappers(), modules_of(model)
-    pretrained = _pretrained_names(model)
+    pretrained = listener.attention_parts(model).pretrained
     for name in dict.fromkeys(("", *pretrained)):
         # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
         run = functools.partial(_run_pass, receiver, modules[name], "decoder" in name)
@@ -57,11 +57,6 @@ def observed(
             undo.enter_context(attach_adapters(model, receiver, adapters))
         undo.enter_context(wrappers.active())
         yield
-
-
-@remembered
-def _pretrained_names(model: nn.Module) -> tuple[str, ...]:
-    return tuple(name for name, module in model.named_modules() if listener.is_pretrained(module))
 
 
 @remembered
@@ -179,4 +174,6 @@ def attention_names(
     model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
 ) -> frozenset[str]:
     """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
-    return listener.attention_names(model) if adapters is None else frozenset(layer_ids(model, adapters))
+    if adapters is not None:
+        return frozenset(layer_ids(model, adapters))
+    return listener.attention_parts(model).names

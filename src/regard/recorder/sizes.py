@@ -20,7 +20,7 @@ from regard.gpt import Config
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import kv_slots
 from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources.torch_modules import torch_mha
+from regard.recorder.sources import torch_mha
 from regard.recorder.summary import summary_size
 from regard.support.cell_output import PrintedOutput
 from regard.support.table import Column, Table

@@ -26,7 +26,7 @@ from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import listeners_to, notify, read_or_explain
 from regard.recorder.sources.structure_of_models.code_names import called_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
-from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of, remembered
+from regard.recorder.sources.structure_of_models.structure import calling_module
 from regard.support.override import MethodWrappers, SharedOverride
 
 GATED_DELTA_RULE = (
@@ -60,29 +60,20 @@ def is_lightning(module: nn.Module) -> bool:
     )
 
 
-def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the linear layers of a model that can be read, by name."""
-    names = _linear_names(model)
-    return {name: modules_of(model)[name] for name in names}
+def is_linear_layer(module: nn.Module) -> bool:
+    """Whether a module is a linear layer that can be read."""
+    return is_lightning(module) or not called_names(cast(Any, type(module))).isdisjoint(FUNCTIONS)
 
 
-@remembered
-def _linear_names(model: nn.Module) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, module in model.named_modules()
-        if is_lightning(module) or not called_names(cast(Any, type(module))).isdisjoint(FUNCTIONS)
-    )
-
-
-def linear_layer_ids(model: nn.Module, attention: Mapping[str, nn.Module]) -> dict[nn.Module, LayerId]:
-    """Return the layer id of each linear layer of a model, whose attention modules are `attention`.
+def linear_layer_ids(
+    modules: Mapping[str, nn.Module], linear: Mapping[str, nn.Module], attention: Mapping[str, nn.Module]
+) -> dict[nn.Module, LayerId]:
+    """Return the layer ids of the `linear` layers among a model's modules, beside those of `attention`.
 
     They are numbered in one sequence with the layers of attention, if each has a number of its own; where a
     block holds both, the linear ones are in the stack "linear".
     """
-    linear = linear_modules(model)
-    names = {name: module for name, module in model.named_modules() if name in linear or name in attention}
+    names = {name: module for name, module in modules.items() if name in linear or name in attention}
     together, alone = assign_layer_ids(names), assign_layer_ids(attention)
     if all(together[module] == layer_id for module, layer_id in alone.items()):
         return {module: together[module] for module in linear.values()}

@@ -23,8 +23,9 @@ from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
+from regard.recorder.rank_group import is_distributed
 from regard.recorder.receiver import CallReceiver, Slot
-from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order
+from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order, torch_mha
 from regard.recorder.sources.call_listeners import (
     CallListener,
     Listening,
@@ -36,8 +37,8 @@ from regard.recorder.sources.call_listeners import (
 from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager.eager_scores import EagerAttention
-from regard.recorder.sources.linear_attention import linear_layer_ids, linear_modules
-from regard.recorder.sources.rank_placement import is_distributed, place_heads, place_rows
+from regard.recorder.sources.linear_attention import is_linear_layer, linear_layer_ids
+from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
@@ -48,7 +49,6 @@ from regard.recorder.sources.structure_of_models.token_mixers import (
     is_torchs,
     kind_of,
 )
-from regard.recorder.sources.torch_modules import torch_mha
 from regard.support.override import MethodWrappers
 from regard.support.torch_internals import current_transform
 
@@ -71,48 +71,66 @@ NO_LAYERS = re.compile(
 """Matches the names of classes whose softmax is not over the tokens of a text, such as routers."""
 
 
-def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules whose code calls something that is listened to, or computes attention, by name."""
-    modules = modules_of(model)
-    return {name: modules[name] for name in _attention_names(model)}
+class AttentionParts(NamedTuple):
+    """The modules of a model whose attention is heard, by their names."""
+
+    attention: tuple[str, ...]
+    """Those whose code calls something that is listened to, or computes attention."""
+    traced: tuple[str, ...]
+    """Those whose functions are followed: of code that nobody here knows."""
+    linear: tuple[str, ...]
+    """Linear attention and state-space layers that can be read."""
+    layer_ids: dict[str, LayerId]
+    linear_ids: dict[str, LayerId]
+    pretrained: tuple[str, ...]
+    """Transformers' models: this one, or those inside."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The modules of softmax attention."""
+        return frozenset((*self.attention, *self.layer_ids))
 
 
 @remembered
-def _attention_names(model: nn.Module) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, module in model.named_modules()
-        # PyTorch's module and Regard's layer are sources of their own (`torch_mha`, `gpt`), and would be
-        # heard twice.
-        if not isinstance(module, nn.MultiheadAttention)
-        and not (isinstance(module, Attention) and type(module).forward is Attention.forward)
-        and (
-            not FUNCTIONS.isdisjoint(names := module_names(module))
-            or ATTEND in names
-            or computes_softmax_attention(module)
-        )
+def attention_parts(model: nn.Module) -> AttentionParts:
+    """Find the modules of a model whose attention is heard."""
+    modules = modules_of(model)
+    attention = {name: module for name, module in modules.items() if _attends(module)}
+    numbered = numbered_modules(attention)
+    linear = {name: module for name, module in modules.items() if is_linear_layer(module)}
+    ids = [
+        *assign_layer_ids(numbered).values(),
+        *torch_mha.layer_ids(model).values(),
+        *gpt.layer_ids(model).values(),
+    ]
+    linear_ids = linear_layer_ids(modules, linear, numbered) if linear else {}
+    return AttentionParts(
+        tuple(attention),
+        tuple(name for name, module in modules.items() if _is_traced(module)),
+        tuple(linear),
+        {layer_id.name: layer_id for layer_id in ids},
+        {layer_id.name: layer_id for layer_id in linear_ids.values()},
+        tuple(name for name, module in modules.items() if is_pretrained(module)),
     )
 
 
-@remembered
-def _layer_ids(model: nn.Module) -> dict[str, LayerId]:
-    """Return the layer ids of a model's attention modules, by their names."""
-    ids = assign_layer_ids(numbered_modules(attention_modules(model)))
-    every = (*ids.values(), *torch_mha.layer_ids(model).values(), *gpt.layer_ids(model).values())
-    return {layer_id.name: layer_id for layer_id in every}
-
-
-@remembered
-def _traced_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules whose functions are followed: those of code that nobody here knows.
-
-    Transformers' modules call its interface, unless they compute a softmax themselves, and Regard's own are
-    sources of their own. PyTorch's hold no code of a model, and would leave their fused kernels.
-    """
-    return tuple(name for name, module in model.named_modules() if _is_traced(module))
+def _attends(module: nn.Module) -> bool:
+    """Whether the code of a module calls something that is listened to, or computes attention."""
+    # PyTorch's module and Regard's layer are numbered by themselves (`torch_mha`, `gpt`).
+    if isinstance(module, nn.MultiheadAttention):
+        return False
+    if isinstance(module, Attention) and type(module).forward is Attention.forward:
+        return False
+    names = module_names(module)
+    return not FUNCTIONS.isdisjoint(names) or ATTEND in names or computes_softmax_attention(module)
 
 
 def _is_traced(module: nn.Module) -> bool:
+    """Whether a module's functions are followed: those of code that nobody here knows.
+
+    Transformers' modules call its interface, unless they compute a softmax themselves. PyTorch's hold no code
+    of a model, and would leave their fused kernels.
+    """
     file = type(module).__module__
     # The stages are written out as a learner writes them, and no source of their own.
     if isinstance(module, FUSED) or (file.startswith("regard.") and not file.startswith("regard.stages.")):
@@ -135,12 +153,6 @@ def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         or not (NO_LAYERS.search(kind_of(module)) or found & set(module.modules()) - {module})
     }
     return numbered or dict(modules)
-
-
-@remembered
-def is_transformers(model: nn.Module) -> bool:
-    """Whether this is a Transformers model, or has one inside."""
-    return any(is_pretrained(module) for module in model.modules())
 
 
 def is_pretrained(module: nn.Module) -> bool:
@@ -258,15 +270,19 @@ class Listener:
     `watched` are the modules that run in `run_module`.
     """
 
-    def __init__(self, model: nn.Module, receiver: CallReceiver, watched: Iterable[nn.Module]) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        parts: AttentionParts,
+        receiver: CallReceiver,
+        watched: Iterable[nn.Module],
+    ) -> None:
         self.receiver = receiver
         self.watched = frozenset(watched)
-        modules = modules_of(model)
         self.names = {module: name for name, module in modules.items()}
-        self.layer_ids = {modules[name]: layer_id for name, layer_id in _layer_ids(model).items()}
         # An edit does not reach linear layers, and is not told of them.
-        if not receiver.is_editor and linear_modules(model):
-            self.layer_ids |= linear_layer_ids(model, numbered_modules(attention_modules(model)))
+        ids = parts.layer_ids if receiver.is_editor else parts.layer_ids | parts.linear_ids
+        self.layer_ids = {modules[name]: layer_id for name, layer_id in ids.items()}
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
         self.running = CallListener(self._hear, receiver.is_editor, self._wants_overview)
@@ -400,15 +416,14 @@ def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
 @contextmanager
 def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     """Pass the attention calls of a model to a receiver; restore everything on leaving."""
-    check_recognised(model)
-    modules, traced = modules_of(model), _traced_names(model)
-    watched = [modules[name] for name in dict.fromkeys((*_attention_names(model), *traced))]
-    listener = Listener(model, receiver, watched)
+    modules, parts = modules_of(model), check_recognised(model)
+    watched = [modules[name] for name in dict.fromkeys((*parts.attention, *parts.traced))]
+    listener = Listener(modules, parts, receiver, watched)
     receiver.expect(listener.layer_ids.values())
     wrappers = MethodWrappers()
     for module in watched:
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
-    for name in traced:
+    for name in parts.traced:
         wrappers.add(modules[name], "forward", functools.partial(eager_trace.run_traced, _hear_eager))
     # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
     run_fused = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
@@ -420,34 +435,30 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         undo.enter_context(wrappers.active())
         for intercepted in (sdpa, attend_function, torch_mha):
             undo.enter_context(intercepted.intercepted())
-        if is_transformers(model):
+        if parts.pretrained:
             from regard.recorder.sources.transformers_library import transformers_interface
 
             undo.enter_context(transformers_interface.intercepted())
-        if not receiver.is_editor and (linear := linear_modules(model)):
-            undo.enter_context(linear_attention.intercepted(linear.values(), listener.take))
+        if not receiver.is_editor and parts.linear:
+            linear = [modules[name] for name in parts.linear]
+            undo.enter_context(linear_attention.intercepted(linear, listener.take))
         undo.enter_context(open_listeners.added(listener))
         yield
 
 
-@remembered
-def check_recognised(model: nn.Module) -> None:
-    """Raise a ValueError if nothing in a model is known to attend."""
-    if _traced_names(model) or _attention_names(model) or _layer_ids(model) or linear_modules(model):
-        return
+def check_recognised(model: nn.Module) -> AttentionParts:
+    """Return the modules of a model that attend; a ValueError if nothing in it is known to."""
+    parts = attention_parts(model)
+    if parts.attention or parts.traced or parts.linear or parts.layer_ids:
+        return parts
     # A Transformers model without known attention is refused by the names of its classes.
-    if is_transformers(model):
+    if parts.pretrained:
         raise ValueError(no_attention_message(model))
     raise ValueError(
         "model: expected one with attention that capture recognises (Transformers' interface, PyTorch's "
         "attention, regard.attend, a softmax between two matrix products), "
         f"got {type(model).__name__}: name its attention modules with adapters={{name: adapter}}"
     )
-
-
-def attention_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the modules whose attention is heard."""
-    return frozenset((*_attention_names(model), *_layer_ids(model)))
 
 
 def no_attention_message(model: nn.Module) -> str:
