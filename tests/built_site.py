@@ -54,6 +54,10 @@ def link_documents(folder: Path) -> None:
     """
     from sphinx.cmd.build import build_main
 
+    sys.path.insert(0, str(docs.ROOT / "docs" / "_sphinx"))  # as Sphinx's configuration does
+    import code_blocks
+
+    code_blocks.highlight = lambda text, *_: text  # lines of a source file have anchors without colours, too
     docs.gather(folder / "source")
     options = ["--quiet", "--fail-on-warning", "--nitpicky", "-b", "dummy", "-w", str(folder / "warnings")]
     sys.exit(build_main([*options, str(folder / "source"), str(folder / "out")]))

@@ -37,7 +37,7 @@ def test_without_a_command_it_greets_with_three_ways() -> None:
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.output.splitlines() if line[:1].strip()] == [
         "Regard:",
-        *(way.name for way in welcome.WAYS),
+        *welcome.WAYS,
         "Every",
     ]
     assert len(result.output.splitlines()) <= 24

@@ -97,15 +97,9 @@ def test_what_is_not_there_is_not_judged(folder, tmp_path):
     assert json.loads(judgement.to_json())["results"][0]["error"] is None
 
 
+@pytest.mark.at_length("test_a_wrong_line_is_named_first")
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("no-scale", "top-left-causal"),
-        pytest.param(
-            *("softcap-dropped", "grouped-heads-tiled"),
-            marks=pytest.mark.at_length("test_two_mistakes_at_once_are_both_named"),
-        ),
-    ],
+    ("one", "other"), [("no-scale", "top-left-causal"), ("softcap-dropped", "grouped-heads-tiled")]
 )
 def test_two_mistakes_at_once_are_both_named(folder, tmp_path, one, other):
     judgement = judge_program(folder, tmp_path / "results.safetensors", [*WRONG[one], *WRONG[other]])
@@ -145,7 +139,8 @@ def test_every_two_features_are_in_one_case_or_left_out_with_a_reason():
     assert untested_pairs(make_cases()) == UNTESTED.keys()
 
 
-@pytest.mark.parametrize("name", share(UNNAMED, 16))
+@pytest.mark.at_length("test_a_wrong_line_is_named_first")
+@pytest.mark.parametrize("name", UNNAMED)
 def test_a_kernel_that_is_wrong_in_a_corner_is_not_called_right(folder, tmp_path, name):
     """None of these is a mistake of the catalogue; each is right in most cases."""
     lines, where = UNNAMED[name]
@@ -190,18 +185,8 @@ def test_zeros_and_nan_are_no_mistake_of_the_catalogue(folder, tmp_path, right_o
     assert "11 of 89 outputs are all zeros: nothing was written there" in str(judgement)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        ("float16", "0.005"),
-        pytest.param(
-            *("bfloat16", "0.04"),
-            marks=pytest.mark.at_length(
-                "test_the_tolerance_is_that_of_the_dtype_in_which_a_result_is_written"
-            ),
-        ),
-    ],
-)
+@pytest.mark.at_length("test_a_right_program_is_right")
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", "0.005"), ("bfloat16", "0.04")])
 def test_the_tolerance_is_that_of_the_dtype_in_which_a_result_is_written(
     folder, tmp_path, right_outputs, dtype, tolerance
 ):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard import alibi, attention_map, causal
 from regard.heads import HeadScores, scores, uniform
-from regard.maps import AttentionMap
 from tests.sampling import examples
 
 
@@ -80,9 +79,3 @@ def test_scores_are_their_definitions(
     null, wanted = scores(uniform(m), ids, near=near), by_definition(flat, ids, near)
     for name in HeadScores._fields:
         torch.testing.assert_close(getattr(null, name), getattr(wanted, name), equal_nan=True, msg=name)
-
-
-def looking_at(places: Tensor, T: int) -> AttentionMap:
-    """A head whose query q looks at places[q] and nowhere else."""
-    keys = torch.eye(T).view(1, 1, T, T)
-    return attention_map(200.0 * keys[:, :, places], keys, mask=causal, scale=1.0)

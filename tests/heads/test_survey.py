@@ -22,7 +22,6 @@ from tests.sampling import share
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 RANKS = Processes(0, 1, torch.device("cpu"))
 FILES = ["corpus.txt", "cut.csv", "cut.csv.examples"]
-OPTIONS = ["--length", "48"]
 CHUNK = 2  # batches
 
 

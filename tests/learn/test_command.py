@@ -6,7 +6,6 @@ import json
 import os
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from regard.learn.judgement import usual_mistakes_of
 from regard.learn.lesson import Lesson
 from regard.learn.progress import read_progress
 from tests.learn.in_process import judge_here
-from tests.patience import HANGING
+from tests.patience import wait_until
 from tests.sampling import share
 
 SIMILARITY = LESSONS[1]
@@ -191,9 +190,7 @@ def test_watching_judges_at_every_save_until_it_is_right(tmp_path: Path) -> None
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
 
     def mend() -> None:
-        limit = time.monotonic() + HANGING
-        while not (tmp_path / "regard-progress.json").exists() and time.monotonic() < limit:
-            time.sleep(0.05)
+        wait_until((tmp_path / "regard-progress.json").exists)
         write(tmp_path, plain_solution(SIMILARITY.solution))
         os.utime(tmp_path / "lesson1.py")
 

@@ -20,7 +20,7 @@ from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
 from regard.auditor.cells import Cell
 from regard.auditor.ranks import Ranks, find_lockstep
 from regard.interventions.effects import evaluating
-from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
+from regard.recorder.rank_group import is_dtensor
 
 RUNNING = "runs"  # what a rank tells those that run in step with it
 RUNS = 8  # at most, beside the one that is captured

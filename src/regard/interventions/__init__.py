@@ -5,8 +5,7 @@ from regard.interventions.activation_patch import patch
 from regard.interventions.cache_eviction import evict
 from regard.interventions.edge_block import block
 from regard.interventions.edit import Edit
-from regard.interventions.effects import Effect, effect
-from regard.interventions.head_importance import importance
+from regard.interventions.effects import Effect, effect, importance
 from regard.interventions.intervention import Intervention, intervene
 from regard.interventions.output_means import mean_outputs
 

@@ -9,9 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.interventions.edit import CallPlace, Edit, replace_output
+from regard.interventions.edit import (
+    CallPlace,
+    Edit,
+    Positions,
+    check_positions,
+    describe_positions,
+    replace_output,
+)
 from regard.interventions.head_selection import Heads, Layer, select_heads
-from regard.interventions.positions import Positions, check_positions, describe_positions
 from regard.recorder.attention_call import AttentionCall
 
 Replacement = Literal["zero"] | Mapping[int | str, Tensor] | Tensor

@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.base import Mask
-from regard.interventions.edit import CallPlace, Edit, replace_output
+from regard.interventions.edit import CallPlace, Edit, check_no_dropout, replace_output
 from regard.interventions.head_selection import HeadSelection, Layer, select_heads
 from regard.policies.measurement import attend_kept
 from regard.policies.named_policies import find_policy
@@ -52,10 +52,7 @@ class CacheEviction(Edit):
     every: int | None = None
 
     def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
-        if call.problem is not None and "dropout" in call.problem:
-            raise RuntimeError(
-                f"layer {place.layer}: keys are evicted without dropout: write model.eval() first"
-            )
+        check_no_dropout(call, place, "keys are evicted")
         output = call.output if call.used is None else call.used
         new, changed = output.clone(), False
         policy = policy_of_layer(self.policy, place.layer)

@@ -1,6 +1,7 @@
 """The Triton kernels on the CPU, interpreted, against float64. Run by test_triton.py in a process of its own.
 
-Blocks are forced small, so that small sizes have empty, full and partial ones.
+Blocks are forced small, so that small sizes have empty, full and partial ones. `make test` runs every kernel;
+their rarer inputs are for `make test-all`.
 """
 
 from itertools import product
@@ -130,6 +131,7 @@ def test_forward_options(case, scale, softcap, sinks):
     assert_near(lse, true_lse(steps.masked, options["sinks"]), 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_forward_of_any_layout():
     """Half precision, strides that are not those of a plain tensor, and keys by tensor descriptor."""
     q = torch.randn(2, 44, 2, 16).half().transpose(1, 2)
@@ -148,6 +150,7 @@ def test_forward_of_any_layout():
         assert_near(lse, true_lse(truth.masked), 1e-4)
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("cols", share([64, 128], 2))
 def test_forward_and_gradients_of_bits_in_words(cols, monkeypatch):
     """Rows of a tile that are whole words of 64 bits are loaded as such."""
@@ -165,6 +168,7 @@ def test_forward_and_gradients_of_bits_in_words(cols, monkeypatch):
         assert_near(found, true.double(), 5e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize(
     "mask", share([padding([0, 21]), window(9, ahead=3), causal & padding([30, 21])], 3), ids=str
 )
@@ -244,6 +248,7 @@ def test_pool(case, rows, cols):
         assert_near(result, truth, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize(
     ("mask", "rows", "cols"),
     [
@@ -328,6 +333,7 @@ def test_column_sums(case):
         assert_near(found, truth, 1e-6 * w.abs().sum(-1).max().item())
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_column_sums_beside_rows_and_keys_that_hold_nan():
     q, k, _ = draw(20, 60)
     k[0], k[1, :, 21:], q[:, :, 3] = torch.nan, torch.nan, torch.nan
@@ -384,6 +390,7 @@ def test_topk(case):
         assert_near(chosen, steps.weights * times, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_topk_of_equal_weights():
     q, k = torch.zeros(1, 2, 40, 8), torch.zeros(1, 1, 40, 8)
     lse = torch.arange(1.0, 41.0).log().expand(1, 2, 40).contiguous()
@@ -396,6 +403,7 @@ def test_topk_of_equal_weights():
         assert seen[-1] <= row
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_row_sums_and_topk_beside_keys_that_hold_nan():
     q, k, _ = draw(20, 60)
     k[0], k[1, :, 21:] = torch.nan, torch.nan
@@ -476,6 +484,7 @@ def test_summary_of_unequal_bins_is_none():
     assert pool.summary(m, 4, 2, 3) is None
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("mask", share([causal, causal & window(9), causal | prefix(5)], 3), ids=str)
 def test_statistics_and_pool_of_some_rows_and_keys(mask):
     """Rows and keys cut out of a map: a band stays a band, at another place."""
@@ -496,6 +505,7 @@ def test_statistics_and_pool_of_some_rows_and_keys(mask):
             assert_near(result, truth, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_statistics_of_keys_nobody_sees():
     q, k, _ = draw(20, 60)
     k[0], k[1, :, 21:] = torch.nan, torch.nan
@@ -509,6 +519,7 @@ def test_statistics_of_keys_nobody_sees():
         assert not torch.isnan(result[0]).any()
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("size", share([1.0, 1e3, 1e4], 3))
 def test_large_scores_err_no_more_than_eager_attention(size):
     """Forward and backward, with sinks as large as the scores."""
@@ -528,6 +539,7 @@ def test_large_scores_err_no_more_than_eager_attention(size):
         assert_near(ours, right, 3 * theirs + 1e-6 * right.abs().max().item())
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("case", share(["causal", "window", "documents"], 3))
 def test_pieces_of_a_ring(case):
     """The rows of one of two ranks: merged pieces, and gradients from the lse of the whole rows."""
@@ -583,6 +595,7 @@ def test_forward_with_cells(case, size, monkeypatch):
         assert_near(found, truth, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_forward_with_cells_and_options():
     """A negative scale, a soft cap, sink logits, odd widths, and queries that see no key."""
     mask, T, S = CASES["causal, more queries"]

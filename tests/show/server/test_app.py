@@ -29,7 +29,7 @@ from regard.show.server.guard import HEADERS, BoundAddress
 from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
 from tests.captures import captured
-from tests.patience import HANGING
+from tests.patience import HANGING, wait_until
 
 SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
 
@@ -519,14 +519,6 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Back
     assert slow.stopped.wait(HANGING)
     slow.go_on.set()
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
-
-
-def wait_until(happens: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if happens():
-            return
-        time.sleep(0.05)
-    pytest.fail("it did not happen within half a minute")
 
 
 def test_a_slow_client_holds_nobody_up(shared: BackgroundServer) -> None:

@@ -118,7 +118,7 @@ class HeadPass:
         self, tiles: list[ScoreTile], cells: PooledCells | None, statistics: PlaceStatistics | None
     ) -> None:
         """Pass over some tiles; fill the cells and add to the statistics, whichever are not None."""
-        for tile, logs, weights, largest in self._weigh(tiles, keep_logs=statistics is not None):
+        for tile, logs, weights, largest in self.weigh(tiles, keep_logs=statistics is not None):
             sums = None if cells is None else self._pool(cells, tile, weights)
             if statistics is not None:
                 self._add(statistics, tile, logs, weights, largest, weights if sums is None else sums)
@@ -127,9 +127,16 @@ class HeadPass:
         """The weights of tiles times `row_weights` (heads, T), summed over the queries: (heads, places)."""
         of_places = self.q_bins.select(row_weights, 1).to(self.dtype).unsqueeze(1)  # (heads, 1, places)
         received = self.k.new_zeros(len(self.k), 1, self.k.shape[-1], dtype=self.dtype)
-        for tile, _, weights, _ in self._weigh(tiles, keep_logs=False):
+        for tile, _, weights, _ in self.weigh(tiles, keep_logs=False):
             received[..., tile.k.places] += of_places[..., tile.q.places] @ weights
         return received.squeeze(1)
+
+    def masses(self, tiles: list[ScoreTile]) -> Tensor:
+        """The sum of every row of some tiles, (heads, places of queries)."""
+        total = self.q.new_zeros(self.q.shape[:2], dtype=self.dtype)
+        for tile, _, weights, _ in self.weigh(tiles, keep_logs=False):
+            total[:, tile.q.places] += weights.sum(-1)
+        return total
 
     def largest(self, tiles: list[ScoreTile], k: int) -> tuple[Tensor, Tensor]:
         """The k largest log weights of every query and their keys, (heads, T, k) each; −inf and −1 for none.
@@ -169,7 +176,7 @@ class HeadPass:
             torch.minimum(lows, join_k(join_q(entries, q, "amin", -2), k, "amin", -1), out=lows)
         return sums
 
-    def _weigh(
+    def weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
     ) -> Iterator[tuple[ScoreTile, Tensor, Tensor, Tensor | None]]:
         """Each tile with its log weights and its weights (heads, queries, keys).

@@ -18,7 +18,7 @@ from regard.maps import AttentionMap
 from regard.maps.tile_passes.large_heads import has_large_lse, no_large_heads
 from regard.recorder.certificates.certificate import OWN_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.certificates.row_products import multiply_rows, visible_keys
-from regard.recorder.map_batches import batch_kind, join_maps
+from regard.recorder.summary import batch_kind, join_maps
 
 # Bytes of weights of the calls that are compared as one batch: the copies that join longer ones would cost as
 # much as judging them one by one.

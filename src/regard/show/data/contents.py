@@ -29,7 +29,6 @@ from regard.show.data.text_maps import EditedRun, MapCaches
 from regard.show.data.titles import distinct_title, title_of_tokens
 from regard.support.characters import ABBREVIATIONS
 
-VERSION = 1
 MOST_SAMPLED = 4 << 30  # bytes of a capture up to which every layer is read to find its most telling head
 
 
@@ -197,6 +196,21 @@ class Contents:
         for i, j in product(range(high), range(wide)):
             self[0].tile(start["layer"], start["head"], z, i, j)
 
+    def with_captures(self, captures: Sequence[Capture], start: tuple[str, int] | None) -> Contents:
+        """Return the same page with other captures of its texts, opened on a head."""
+        again = Contents(
+            captures,
+            batch_index=self.batch_index,
+            titles=self.titles,
+            can=self.can,
+            time=self.time,
+            generation=self.generation,
+            survey=self.survey,
+            start=start,
+        )
+        again.retention = self.retention
+        return again
+
     def forget_meta(self) -> None:
         """Let `meta` be made anew, since something that it describes has changed."""
         with self._lock:
@@ -207,7 +221,6 @@ class Contents:
         values = all(layer.settings.value_width is not None for layer in layers)  # for the steps of softmax
         offered = {"generate": False, "capture": False, "cut": False, "retained": bool(self.retention)}
         return {
-            "version": VERSION,
             "model": self.texts[0].model,
             "texts": [text.describe(self.start) for text in self._texts],
             "can": {**offered, **self.can, "values": values},

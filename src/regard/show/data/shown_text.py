@@ -10,7 +10,6 @@ from torch import Tensor
 from regard.maps import LinearAttentionMap
 from regard.recorder import Capture, Layer
 from regard.show.data import contributions, predictions, retention, row_steps
-from regard.show.data.copies import first_copies
 from regard.show.data.head_rows import TextHeads
 from regard.show.data.layer_description import describe_layer
 from regard.show.data.map_view import thumbnails
@@ -142,10 +141,6 @@ class ShownText(TextMaps):
             **lists,
             "pictures": describe_pictures(capture, entry),
             "boundary": capture.boundary,
-            "copies": {
-                "tokens": first_copies(capture.ids, entry),
-                "target_tokens": first_copies(capture.target_ids, entry),
-            },
             "layers": [
                 describe_layer(layer, evidence, lists, patch_axes(capture, layer.key))
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)

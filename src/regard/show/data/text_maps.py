@@ -24,6 +24,7 @@ from regard.show.data.map_view.quantity import PLAIN, Quantity, Shade
 from regard.show.data.map_view.tiles import TileCells, TilePyramid
 from regard.show.data.map_view.units import axis_edges, text_units
 from regard.show.data.patch_tokens import patch_axes, token_lists
+from regard.show.data.predictions import likely_tokens
 from regard.support.lru import LRUCache
 
 CACHED_TILES = 192  # of at most 512 KiB each
@@ -136,20 +137,15 @@ class TextMaps:
         z: int,
         i: int,
         j: int,
-        without: int | None = None,
         quantity: Quantity = PLAIN,
     ) -> TileCells:
-        """Return tile (i, j) of level z of one head (see `tiles`).
-
-        `without` is the position of a key to leave out: its weights count as 0. `quantity` says what the
-        cells are made of.
-        """
+        """Return tile (i, j) of level z of one head (see `tiles`); `quantity` says what cells are made of."""
         chosen = self.layer(key)
         m = self._quantity_map(chosen, head, quantity)
         rows, cols = self._edges(chosen, quantity)
         name = (self.number, chosen.key, head, quantity)
         pyramid = TilePyramid(m, self._caches.tiles, name, rows=rows, cols=cols)
-        return pyramid.tile(z, i, j) if without is None else pyramid.tile_without(z, i, j, without)
+        return pyramid.tile(z, i, j)
 
     def row(self, key: str | int, head: int | str, row: int, quantity: Quantity = PLAIN) -> Tensor:
         """Return one query's weights, (S,), or those of a word or sentence on each of them.
@@ -260,9 +256,9 @@ class TextMaps:
         """Return where the logit of a token after a position comes from (see `contributions`)."""
         self._check_shade(quantity._replace(shade="logit"))
         token, position = self._predicted(quantity), quantity.position
-        others = contributions.candidates(
-            self.capture, self.batch_index, -1 if position is None else position
-        )
+        predictions = self.capture.predictions
+        assert predictions is not None
+        others = likely_tokens(predictions, self.batch_index, -1 if position is None else position)
         chosen = next((one for one in others if one["id"] == token), None)
         if chosen is None:  # likely elsewhere, as in the model's own run of an edited text
             chosen = {"id": token, "token": self._word(token), "probability": None}

@@ -17,6 +17,9 @@ from regard.show.server import jobs
 from regard.show.server.jobs import Line, ModelJob
 from regard.show.server.limits import ExclusiveJob
 
+# Says that a body is not to be compressed: lines would wait for one another.
+AS_IT_IS = {"content-encoding": "identity"}
+
 
 def stream(job: ModelJob, lock: ExclusiveJob) -> Response:
     """Start a job and return a response that streams the lines it sends; a taken lock refuses the request."""
@@ -39,7 +42,7 @@ class LinesResponse(Response):
     media_type = "application/x-ndjson"
 
     def __init__(self, lines: asyncio.Queue[Line | None], disconnected: threading.Event) -> None:
-        super().__init__()
+        super().__init__(headers=AS_IT_IS)
         # Starlette sets the length of an empty body; this one ends when its lines do.
         del self.headers["content-length"]
         self.lines, self.disconnected = lines, disconnected

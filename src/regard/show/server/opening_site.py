@@ -141,7 +141,7 @@ class OpeningSite:
         if not self.problem:
             self.fail(CANCELLED)
             self.on_cancel()
-        return respond(Json({}), request)
+        return respond(Json({}))
 
     async def _refuse(self, request: Request) -> Response:
         if self.problem:

@@ -19,7 +19,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.recorder.attention_call import dropout_problem
 from regard.recorder.map_preparation import write_count
-from regard.recorder.sources.call_stack import calling_module, calling_modules
 from regard.recorder.sources.eager import products
 from regard.recorder.sources.eager.eager_scores import (
     CONCATENATING,
@@ -36,6 +35,7 @@ from regard.recorder.sources.eager.products import Product, arrange
 from regard.recorder.sources.sdpa import AttentionMode, run_and_disown
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import head_counts, leading_axes
+from regard.recorder.sources.structure_of_models.structure import calling_module, calling_modules
 from regard.support.torch_internals import function_modes
 
 Hear = Callable[[EagerAttention], Tensor | None]

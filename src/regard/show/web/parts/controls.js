@@ -5,7 +5,7 @@
 import { layerName, layerOf } from "../data/layers.js";
 import { ramp } from "./colours.js";
 import { CONTROL_WORDS } from "./control_words.js";
-import { choice, contextOf, element, makeButton, term } from "./dom.js";
+import { contextOf, element, makeButton, term } from "./dom.js";
 import { theme } from "./theme.js";
 
 /**
@@ -60,30 +60,6 @@ export function headPicker(app) {
     box.hidden = !heads && !layers;
   };
   return Object.assign(box, { show });
-}
-
-/**
- * What the Text and the Image view show of a token: keys or queries, of which heads, without a sink or with it, on which
- * scale.
- * @param {App} app
- * @param {string} view a name for the radio buttons
- * @param {{ direction: string, sink: string }} titles
- */
-export function weightChoices(app, view, titles) {
-  const ways = { at: "what it attends to", by: "what attends to it" };
-  const scopes = { head: "one head", layer: "the layer", all: "all layers" };
-  return {
-    direction: choice(titles.direction, `${view}-direction`, ways, (value) =>
-      app.set({ direction: value, row: -1, col: -1 }),
-    ),
-    scope: choice("Heads", `${view}-scope`, scopes, (value) => app.set({ scope: value })),
-    sink: choice(titles.sink, `${view}-sink`, { in: "shown", apart: "left out" }, (value) =>
-      app.set({ sink: value }),
-    ),
-    scale: choice("Scale", `${view}-scale`, { linear: "linear", log: "log" }, (value) =>
-      app.set({ scale: value }),
-    ),
-  };
 }
 
 /**

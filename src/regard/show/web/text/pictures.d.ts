@@ -46,17 +46,6 @@ interface Patch {
 /** A key that receives far more than other patches, and its mean weight. */
 type Outlier = [number, number];
 
-/** What the picture shows: weights of the tokens of a list. */
-interface Heat {
-  /** The list's token that is looked from. */
-  token: number;
-  weights: Float32Array;
-  /** The token of the first weight. */
-  from: number;
-  /** The weight at which the colours end. */
-  top: number;
-}
-
 /** A part of the attention of one token, by what it goes to. */
 interface KindShare {
   name: string;

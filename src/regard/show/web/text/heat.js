@@ -2,6 +2,7 @@
 // The colours of attention over a picture: from clear over amber to red, the same in both themes, since the picture
 // under them is grey in both.
 
+import { clamp } from "../data/arrays.js";
 import { barWithEnds } from "../parts/controls.js";
 import { contextOf, element } from "../parts/dom.js";
 
@@ -17,7 +18,7 @@ const STOPS = [
  * @param {number} t
  */
 export function heatColour(t) {
-  const along = Math.min(1, Math.max(0, t)) * (STOPS.length - 1);
+  const along = clamp(t, 0, 1) * (STOPS.length - 1);
   const i = Math.min(STOPS.length - 2, Math.floor(along));
   const [r, g, b, a] = STOPS[i].map((x, n) => x + (along - i) * (STOPS[i + 1][n] - x));
   return `rgb(${Math.round(r)} ${Math.round(g)} ${Math.round(b)} / ${a.toFixed(3)})`;
