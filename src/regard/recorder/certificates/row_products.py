@@ -99,7 +99,7 @@ def _multiply_blocks(
             return _multiply_exponentials(m, own, keys, v[:, :, keys], shown)
         return _multiply_weights(partial_weights(m, grid(own, keys, m.matrix, m.device)), v[:, :, keys])
 
-    shown = None
+    shown: tuple[slice, Tensor] | None = None
     if len(edges) == 2:
         if quick and m.mask is not full:
             shown = slice(0, len(rows)), visible_keys(m, rows, sample)
