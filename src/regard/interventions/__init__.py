@@ -1,8 +1,7 @@
 """Interventions: change what a head does while its model runs, on the model's own fused attention."""
 
-from regard.interventions.ablation import ablate
+from regard.interventions.ablation import ablate, evict
 from regard.interventions.activation_patch import patch
-from regard.interventions.cache_eviction import evict
 from regard.interventions.edge_block import block
 from regard.interventions.edit import Edit
 from regard.interventions.effects import Effect, effect, importance

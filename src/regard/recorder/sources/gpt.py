@@ -34,7 +34,9 @@ _watches: ContextEntries[Mapping[nn.Module, CacheWatch]] = ContextEntries("cache
 @contextmanager
 def cache_watches(modules: Iterable[nn.Module], wrappers: MethodWrappers) -> Iterator[None]:
     """Inside the block, what the caches of Regard's layers among some modules evict is remembered."""
-    watches = {module: CacheWatch(module) for module in modules if isinstance(module, Attention)}
+    watches: dict[nn.Module, CacheWatch] = {
+        module: CacheWatch(module) for module in modules if isinstance(module, Attention)
+    }
     for layer, watch in watches.items():
         wrappers.add(layer, "forward", watch.forward)
     with _watches.added(watches):

@@ -23,6 +23,7 @@ from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
+from regard.recorder.rank_group import is_distributed
 from regard.recorder.receiver import CallReceiver, Slot
 from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order, torch_mha
 from regard.recorder.sources.call_listeners import (
@@ -37,7 +38,7 @@ from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager.eager_scores import EagerAttention
 from regard.recorder.sources.linear_attention import is_linear_layer, linear_layer_ids
-from regard.recorder.sources.rank_placement import is_distributed, place_heads, place_rows
+from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
@@ -97,13 +98,17 @@ def attention_parts(model: nn.Module) -> AttentionParts:
     attention = {name: module for name, module in modules.items() if _attends(module)}
     numbered = numbered_modules(attention)
     linear = {name: module for name, module in modules.items() if is_linear_layer(module)}
-    ids = [assign_layer_ids(numbered), torch_mha.layer_ids(model), gpt.layer_ids(model)]
+    ids = [
+        *assign_layer_ids(numbered).values(),
+        *torch_mha.layer_ids(model).values(),
+        *gpt.layer_ids(model).values(),
+    ]
     linear_ids = linear_layer_ids(modules, linear, numbered) if linear else {}
     return AttentionParts(
         tuple(attention),
         tuple(name for name, module in modules.items() if _is_traced(module)),
         tuple(linear),
-        {layer_id.name: layer_id for of_source in ids for layer_id in of_source.values()},
+        {layer_id.name: layer_id for layer_id in ids},
         {layer_id.name: layer_id for layer_id in linear_ids.values()},
         tuple(name for name, module in modules.items() if is_pretrained(module)),
     )

@@ -233,7 +233,9 @@ def observed_attention(
 ) -> Tensor:
     """Compute `scaled_dot_product_attention` and pass the call to the listeners of this context."""
     options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
-    run = functools.partial(original, **options, scale=scale, enable_gqa=enable_gqa)
+    run: functools.partial[Tensor] = functools.partial(
+        original, **options, scale=scale, enable_gqa=enable_gqa
+    )
     # Dynamo traces this call and does not run it, so that there are no numbers to read.
     if torch.compiler.is_compiling():
         return run(query, key, value)

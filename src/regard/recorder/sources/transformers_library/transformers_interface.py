@@ -186,18 +186,15 @@ def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
     # Nearly always: one call, whose output is returned without a copy.
     if len(outputs) == 1 and isinstance(returned, Tensor) and _is_same(returned, outputs[0]):
         return None
-    # One call computes it all; several compute it in parts of the tokens, or of the heads.
-    for dim in (1,) if len(outputs) == 1 else (1, 2):
-        if all(x.shape[:1] == outputs[0].shape[:1] for x in outputs):
-            whole = _concatenated([x.transpose(1, 2) for x in outputs], dim)
-            if (
-                isinstance(returned, Tensor)
-                and whole is not None
-                and returned.shape in (whole.shape, whole.flatten(2).shape)
-                # Rows without a visible key may be NaN.
-                and torch.equal(
-                    returned.reshape(whole.shape).nan_to_num(), whole.to(returned.dtype).nan_to_num()
-                )
+    parts = [x.transpose(1, 2) for x in outputs]  # (B, T, H, E) each
+    # Several calls compute it in parts of the tokens, or of the heads.
+    for dim in (1, 2) if isinstance(returned, Tensor) else ():
+        if len({x.shape[:dim] + x.shape[dim + 1 :] for x in parts}) == 1:
+            whole = torch.cat(parts, dim)
+            is_whole = returned.shape in (whole.shape, whole.flatten(2).shape)
+            # Rows without a visible key may be NaN.
+            if is_whole and torch.equal(
+                returned.reshape(whole.shape).nan_to_num(), whole.to(returned.dtype).nan_to_num()
             ):
                 return None
     return "its function changes what scaled_dot_product_attention returns"
@@ -215,12 +212,6 @@ def _is_same(returned: Tensor, output: Tensor) -> bool:
         returned.stride() == (texts, tokens, heads, channels) and returned.data_ptr() == output.data_ptr()
     )
     return in_place or torch.equal(returned, output.transpose(1, 2))
-
-
-def _concatenated(outputs: list[Tensor], dim: int) -> Tensor | None:
-    """Concatenate outputs along a dimension, or return None if their other dimensions differ."""
-    others = {x.shape[:dim] + x.shape[dim + 1 :] for x in outputs}
-    return torch.cat(outputs, dim) if len(others) == 1 else None
 
 
 def _without_repeated_heads(call: AttentionCall, key: Tensor, value: Tensor) -> AttentionCall:
