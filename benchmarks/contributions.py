@@ -24,8 +24,7 @@ import regard
 from benchmarks.capture import Clock
 from benchmarks.measure import machine
 from regard.gpt import GPT, Config
-from regard.recorder.contributions.linear_weights import LinearWeights
-from regard.recorder.contributions.output_projection import OutputProjection
+from regard.recorder.contributions.output_projection import LinearWeights, OutputProjection
 from regard.recorder.contributions.rollout import roll_out
 
 LARGE = {"num_layers": 32, "d_model": 4096, "num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336}

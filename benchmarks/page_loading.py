@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gzip
 import json
 import os
 import sys
@@ -87,7 +88,7 @@ def slow_line(browser: Any) -> dict[str, Any]:
     """The first view at 50 kB/s with 400 ms of latency, and the bytes of the page's own code."""
     from regard.show.server.assets import page_files
 
-    sizes = {path: len(asset.compressed) for path, asset in page_files().items()}
+    sizes = {path: len(gzip.compress(file.body, 6)) for path, file in page_files().items()}
     runs = []
     with BackgroundServer(Site(Contents(random_capture(2, 4, 64)))) as running:
         for _ in range(3):

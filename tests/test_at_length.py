@@ -21,12 +21,21 @@ def is_whole(function: ast.FunctionDef) -> bool:
     return any(isinstance(x, ast.Call) and ast.unparse(x.func) == MARK for x in function.decorator_list)
 
 
+def of_file(tree: ast.Module) -> list[str]:
+    """The tests that a mark of all tests of a file names."""
+    assigned = [x for x in tree.body if isinstance(x, ast.Assign)]
+    return [guard for x in assigned if ast.unparse(x.targets[0]) == "pytestmark" for guard in guards(x)]
+
+
 def test_what_is_left_out_is_guarded_by_a_test_that_is_not() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in FOLDER.rglob("test_*.py")}
-    marked = [ast.walk(ast.parse(text)) for text in texts.values() if MARK in text]
-    functions = [node for found in marked for node in found if isinstance(node, ast.FunctionDef)]
-    whole = {node.name for node in functions if is_whole(node)}
+    named, whole = set(), set()
+    for tree in [ast.parse(text) for text in texts.values() if MARK in text]:
+        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+            named |= {(function.name, guard) for mark in function.decorator_list for guard in guards(mark)}
+            if of_file(tree) or is_whole(function):
+                named |= {(function.name, guard) for guard in of_file(tree)}
+                whole.add(function.name)
     always = {name for text in texts.values() for name in re.findall(r"def (test_\w+)", text)} - whole
-    named = {(x.name, guard) for x in functions for mark in x.decorator_list for guard in guards(mark)}
     assert named
     assert {(name, guard) for name, guard in named if guard not in always} == set()

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import regard
+from benchmarks import table
 from regard.checker import Report, sandbox
 from regard.checker.worker import check_request
-from scripts import cut_heads, ideas, reference, sessions
+from scripts import cut_heads, docs, ideas, reference, sessions
+from tests import built_site, forks
 from tests.sampling import share
 
 ROOT = Path(__file__).parent.parent
@@ -211,3 +213,29 @@ def test_where_each_idea_is_taught_is_up_to_date() -> None:
     """`python -m scripts.ideas` writes it; an idea whose line is gone is an error."""
     assert ideas.PAGE.read_text(encoding="utf-8") == ideas.page()
     assert sum(map(len, ideas.IDEAS.values())) >= 47
+
+
+def test_sphinx_follows_every_link_of_the_documents(tmp_path: Path) -> None:
+    """`test_site` looks at the site that it makes of them."""
+    process = forks.context().Process(target=built_site.link_documents, args=(tmp_path,))
+    process.start()
+    process.join()
+    warnings = tmp_path / "warnings"
+    assert process.exitcode == 0, warnings.read_text() if warnings.exists() else "nothing was gathered"
+
+
+@pytest.mark.parametrize("path", table.documents(), ids=lambda path: path.name)
+def test_the_tables_of_performance_are_up_to_date(path: Path) -> None:
+    """`python -m benchmarks.table` writes them."""
+    assert table.documents()[path] == path.read_text(encoding="utf-8")
+
+
+def test_links_lead_to_pages_of_the_site() -> None:
+    lesson = docs.LESSON_FILES / "01_similarity" / "lesson.md"
+    fence = "```\n[f](lesson.md)\n```\n"
+    text = f"[a](../../../stages/causal.py#L3-L9) [b](https://x.org) `[c](d.md)` [e](gone.md)\n{fence}"
+    rewritten, linked = docs.relink(text, lesson)
+    assert rewritten == text.replace(
+        "../../../stages/causal.py#L3-L9", "../source/src/regard/stages/causal.py.md#L3"
+    )
+    assert linked == [docs.ROOT / "src" / "regard" / "stages" / "causal.py"]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-import torch
 from torch import nn
 
 from tests import global_state
@@ -49,16 +48,6 @@ def test_what_was_patched_is_named(said: str) -> None:
         (found,) = global_state.changes(before)
     assert found.startswith(said)
     assert global_state.changes(before) == []
-
-
-def test_a_flag_that_was_set_is_named() -> None:
-    before = global_state.state()
-    torch.set_default_dtype(torch.float64)
-    try:
-        found = global_state.changes(before)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert found == ["PyTorch's flags: default dtype changed"]
 
 
 def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

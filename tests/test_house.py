@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -98,22 +98,25 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def nodes(tree: ast.AST, running: bool) -> Iterator[ast.AST]:
-    """Every node of a tree; with `running`, only those outside of `if TYPE_CHECKING:`."""
-    waiting = [tree]
-    for node in waiting:
-        yield node
-        waiting += [x for x in ast.iter_child_nodes(node) if not (running and is_type_checking(x))]
-
-
-def imports(tree: ast.AST, running: bool = False) -> set[str]:
+@cache
+def imports(path: Path, running: bool = False) -> set[str]:
     """The modules of regard that a file imports, at its top or inside functions, in every form of import.
+
+    With `running`, only those outside of `if TYPE_CHECKING:`.
+    """
+    every = source_trees.nodes()[path]
+    never = {id(x) for node in every if running and is_type_checking(node) for x in ast.walk(node)}
+    return modules_imported(node for node in every if id(node) not in never)
+
+
+def modules_imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """The modules of regard that some nodes import.
 
     `from regard.maps import data` is an import of `regard.maps.data`; `from regard.maps import load`, where
     `load` is no module, is one of `regard.maps`.
     """
     names = set()
-    for node in nodes(tree, running):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -145,7 +148,7 @@ def is_excepted(module: str, imported: str) -> bool:
 
 def test_imports_point_down() -> None:
     for module, path in MODULES.items():
-        for name in imports(trees()[path]) if path in trees() else ():
+        for name in imports(path) if path in trees() else ():
             assert name != "regard", f"{path} imports the package itself, which is above everything"
             other = name.split(".")[1]
             if not is_excepted(module, name):
@@ -155,12 +158,11 @@ def test_imports_point_down() -> None:
 def test_excepted_imports_are_inside_functions() -> None:
     """Importing the lower module alone does not import the upper one."""
     for module, package in UPWARD:
-        tree = trees()[MODULES[module]]
-        top = ast.Module(
-            [node for node in tree.body if not isinstance(node, ast.ClassDef | ast.FunctionDef)], []
-        )
-        assert not any(is_excepted(module, name) for name in imports(top, running=True))
-        assert any(name.startswith(package) for name in imports(tree)), f"{module} needs no exception"
+        path = MODULES[module]
+        outside = [x for x in trees()[path].body if not isinstance(x, ast.ClassDef | ast.FunctionDef)]
+        top = {x for node in outside if not is_type_checking(node) for x in ast.walk(node)}
+        assert not any(is_excepted(module, name) for name in modules_imported(top))
+        assert any(name.startswith(package) for name in imports(path)), f"{module} needs no exception"
 
 
 def test_safetensors_files_are_opened_in_one_place() -> None:
@@ -172,8 +174,10 @@ def test_safetensors_files_are_opened_in_one_place() -> None:
 def names() -> dict[Path, set[str]]:
     """The names in the code, not in the text, of every file."""
     return {
-        path: {getattr(x, "id", getattr(x, "attr", getattr(x, "name", ""))) for x in ast.walk(tree)}
-        for path, tree in trees().items()
+        path: {
+            getattr(x, "id", getattr(x, "attr", getattr(x, "name", ""))) for x in source_trees.nodes()[path]
+        }
+        for path in FILES
     }
 
 
@@ -207,7 +211,7 @@ def test_every_part_has_a_floor() -> None:
 def test_no_import_runs_in_a_circle() -> None:
     """Not even a lazy import inside a function. A package is what its `__init__` imports."""
     graph = {
-        name: {x for x in imports(trees()[path], running=True) & MODULES.keys() if not is_excepted(name, x)}
+        name: {x for x in imports(path, running=True) & MODULES.keys() if not is_excepted(name, x)}
         for name, path in MODULES.items()
         if path in trees()
     }
@@ -226,8 +230,8 @@ def test_files_and_folders_are_of_a_readable_size() -> None:
 
 def test_class_names_are_unique() -> None:
     places = defaultdict(list)
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path in FILES:
+        for node in source_trees.nodes()[path]:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(SOURCE)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
@@ -261,9 +265,9 @@ FOLLOW = {"checker", "layers", "learn", "stages", "__main__.py"}
 def test_tensors_do_not_follow_the_default_device() -> None:
     """Every tensor that is made names its device: a default device is the user's, for the user's tensors."""
     found = []
-    for path, tree in trees().items():
+    for path in FILES:
         place = path.relative_to(SOURCE)
-        for node in ast.walk(tree) if not FOLLOW & {place.parts[0], place.name} else ():
+        for node in source_trees.nodes()[path] if not FOLLOW & {place.parts[0], place.name} else ():
             match node:
                 case ast.Call(ast.Attribute(ast.Name("torch"), name), keywords=named) if name in FACTORIES:
                     if not {"device", None} & {keyword.arg for keyword in named}:

@@ -78,6 +78,7 @@ def test_the_page_of_myths_quotes_what_a_wide_head_without_the_scale_did() -> No
     assert "three of eight runs stay at a loss of 1.11 instead of 0.97" in " ".join(text.split())
 
 
+@pytest.mark.at_length("test_what_the_loss_shows_agrees_with_what_the_page_lists")
 @pytest.mark.parametrize(
     "name",
     [None, *share(["no-mask", "missing-diagonal", "weights-detached", "mask-after-softmax"], 4)],

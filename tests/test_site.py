@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from benchmarks import table
 from regard.checker.catalogue import CATALOGUE
 from scripts import docs
 from tests.built_site import broken_links, external_resources, pages, read, targets
 
+pytestmark = pytest.mark.at_length("test_sphinx_follows_every_link_of_the_documents")
 STATE = docs.ROOT / "src" / "regard" / "show" / "web" / "state.js"
 STATE_NAMES = set(re.findall(r"^  (\w+): ", STATE.read_text(encoding="utf-8").split("};")[0], re.MULTILINE))
 
@@ -103,20 +103,3 @@ def test_every_page_in_llms_txt_is_there(site: Path) -> None:
     links = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8"))
     assert len(links) > 60
     assert [link for link in links if not (site / link).is_file()] == []
-
-
-@pytest.mark.parametrize("path", table.documents(), ids=lambda path: path.name)
-def test_the_tables_of_performance_are_up_to_date(path: Path) -> None:
-    """`python -m benchmarks.table` writes them."""
-    assert table.documents()[path] == path.read_text(encoding="utf-8")
-
-
-def test_links_lead_to_pages_of_the_site() -> None:
-    lesson = docs.LESSON_FILES / "01_similarity" / "lesson.md"
-    fence = "```\n[f](lesson.md)\n```\n"
-    text = f"[a](../../../stages/causal.py#L3-L9) [b](https://x.org) `[c](d.md)` [e](gone.md)\n{fence}"
-    rewritten, linked = docs.relink(text, lesson)
-    assert rewritten == text.replace(
-        "../../../stages/causal.py#L3-L9", "../source/src/regard/stages/causal.py.md#L3"
-    )
-    assert linked == [docs.ROOT / "src" / "regard" / "stages" / "causal.py"]

@@ -145,6 +145,7 @@ def with_steps(q, k, v, *, attn_mask=None, is_causal=False, dropout_p=0.0, enabl
     return scaled_dot_product_attention(q, k, v, causal.top_left if is_causal else attn_mask)[0]
 
 
+@pytest.mark.at_length("test_each_kernel_forward_and_backward")
 def test_pytorchs_own_samples_in_float64(samples):
     for sample in samples:
         theirs = run_sample(F.scaled_dot_product_attention, sample, torch.float64)
@@ -152,6 +153,7 @@ def test_pytorchs_own_samples_in_float64(samples):
             torch.testing.assert_close(mine, other, **TOLERANCE[torch.float64])
 
 
+@pytest.mark.at_length("test_each_kernel_forward_and_backward")
 def test_pytorchs_own_samples_no_further_from_the_truth(samples):
     """All samples together: one alone holds few numbers, whose gradients cancel, so that luck decides."""
     attentions = (with_steps, torch.float32), (F.scaled_dot_product_attention, torch.float32)

@@ -680,13 +680,12 @@ def write_text(folder: Path) -> Path:
 
 def read_text(path: Path) -> None:
     from regard.gpt.training.corpus import read
-    from regard.heads.corpus_survey.corpus import read_chunks
-    from regard.support.files import TextFileError
+    from regard.support.files import TextFileError, read_chunks
 
     try:
         read(path)
     except TextFileError:
-        for _ in read_chunks(path):
+        for _ in read_chunks(path, "corpus"):
             pass
         raise
 

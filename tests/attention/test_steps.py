@@ -10,7 +10,7 @@ import regard
 from regard import causal, padding, rule, scaled_dot_product_attention
 from regard.attention.steps import Steps, trace
 from tests import truth
-from tests.sampling import examples
+from tests.sampling import combine, examples
 from tests.strategies import DrawnMask, Sizes, Tensors, dtypes, sized_masks, tensors
 
 # The largest error may be this much of PyTorch's own, which gets one unit in the last place on top. Both sum
@@ -111,8 +111,9 @@ def test_no_further_from_the_truth_than_pytorch(drawn, chosen, dtype, seed):
     assert max(ratios.values()) <= NO_WORSE, ratios
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("softcap", [None, 20.0])
+@pytest.mark.parametrize(
+    ("dtype", "softcap"), combine([torch.float32, torch.bfloat16, torch.float16], [None, 20.0]), ids=str
+)
 def test_no_further_from_the_truth_at_a_real_width(dtype, softcap):
     n = Sizes(B=1, H=4, G=2, T=8, S=24, D=64, E=64)
     drawn = DrawnMask(causal, n, lambda b, h, i, j: j <= i + 16)

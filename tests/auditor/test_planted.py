@@ -38,7 +38,7 @@ FIRST = {fault.mistake: fault for fault in FAULTS[::-1]}  # one for every mistak
 OTHERS = [fault for fault in FAULTS if fault is not FIRST[fault.mistake]]
 
 
-@pytest.mark.parametrize("fault", [*FIRST.values(), *share(OTHERS, 4)], ids=str)
+@pytest.mark.parametrize("fault", [*FIRST.values(), *share(OTHERS, 8)], ids=str)
 def test_a_planted_fault_is_wrong_and_has_its_name_first(fault: Fault) -> None:
     with flex_runs_here(fault.implementation):
         audit = fault.audit()
@@ -95,7 +95,7 @@ CONTROLS |= {
 ONE_IMPLEMENTATION = ("GPT", "plain GPT", "GPT with learned positions", "Gemma 2", "gpt-oss")
 
 
-@pytest.mark.parametrize(("name", "implementation"), combine(CONTROLS, [None, "eager"]))
+@pytest.mark.parametrize(("name", "implementation"), share(combine(CONTROLS, [None, "eager"]), 3))
 def test_an_unharmed_model_is_right(name: str, implementation: str | None) -> None:
     kind, make = CONTROLS[name]
     model = small_model(kind, None if kind in ONE_IMPLEMENTATION else implementation)

@@ -9,8 +9,8 @@ import torch
 from transformers import DataCollatorWithFlattening
 
 import regard
-from tests.auditor.planted import DOCUMENTS, _later, inverted, registered
-from tests.auditor.small_models import LENGTH, packed, padded, small_model, tokens
+from tests.auditor.planted import DOCUMENTS, _later
+from tests.auditor.small_models import LENGTH, packed, small_model, tokens
 
 
 def names(audit: regard.Audit) -> list[str]:
@@ -67,22 +67,3 @@ def test_wrinklefree_53_document_1_moves_document_2() -> None:
     audit = regard.audit(small_model("Llama"), tokens(1), documents=DOCUMENTS)
     assert names(audit) == ["documents-leak"]
     assert "changing document 0 of text 0 moves position 5, in document 1" in str(audit.outside.evidence)
-
-
-@pytest.mark.parametrize("kind", ["Mistral", "Gemma 3"])
-def test_unsloth_8253_the_window_never_reaches_sdpa(kind: str) -> None:
-    with registered():
-        try:
-            audit = regard.audit(small_model(kind, "drops_mask"), tokens())
-        finally:
-            small_model(kind)
-    assert names(audit)[0] == "window-ignored"
-
-
-def test_a_collator_that_inverts_its_mask() -> None:
-    assert names(regard.audit(small_model("Llama"), inverted("right")))[0] == "mask-inverted"
-
-
-def test_left_padding_without_positions() -> None:
-    audit = regard.audit(small_model("GPT-2"), padded("left"))
-    assert names(audit) == ["left-padding-shifts-positions"]

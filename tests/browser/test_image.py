@@ -1,8 +1,9 @@
-"""The Image view: a picture with its patches, the heat of any head over it, by mouse, keyboard and touch."""
+"""Pictures: patches as fields, the heat of any head over them, by mouse, keyboard and touch."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from tests.browser.eventually import open_settings
 from tests.pictures.test_pictures import IMAGE, a_photo, llava, normalised
 
 FIRST = 3  # the first patch, after CLS and two registers
+
+
+def named(row: int, col: int) -> str:
+    """A patch as the page names it."""
+    return f"row\u2005{row},\u2005column\u2005{col}"
 
 
 @functools.cache
@@ -54,18 +60,13 @@ def expect_ranked(page: Page, weights: torch.Tensor) -> None:
         expect(page.locator("#view-image .ranked .token").nth(place)).to_have_text(name)
 
 
-def colour_at(picture: Locator, row: int, col: int) -> list[int]:
-    """The colour of a canvas in the middle of a patch: red, green and blue."""
-    colour: list[int] = picture.evaluate(
-        """(canvas, [row, col]) => {
-          const [x, y] = [(col + 0.5) * canvas.width / 8, (row + 0.5) * canvas.height / 8];
-          const copy = new OffscreenCanvas(1, 1).getContext("2d");
-          copy.drawImage(canvas, x, y, 1, 1, 0, 0, 1, 1);
-          return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3);
-        }""",
-        [row, col],
+def colour_at(page: Page, place: int) -> tuple[int, int, int, float]:
+    """The colour over a patch, by its number: red, green, blue and opacity."""
+    colour: str = (
+        page.locator(".text-body .tok.patch").nth(place).evaluate("e => getComputedStyle(e).backgroundColor")
     )
-    return colour
+    red, green, blue, *opacity = (float(x) for x in re.findall(r"[\d.]+", colour))
+    return int(red), int(green), int(blue), opacity[0] if opacity else 1.0
 
 
 def test_cls_is_looked_from_first_and_pointing_shows_any_patch(
@@ -77,36 +78,33 @@ def test_cls_is_looked_from_first_and_pointing_shows_any_patch(
     for tab in ("Text", "Cache"):  # there is no text
         expect(page.get_by_role("tab", name=tab)).to_have_count(0)
     expect(page.get_by_role("tab", name="Image")).to_have_attribute("aria-selected", "true")
-    expect(page.locator("#view-image .chip")).to_have_count(3)
+    expect(page.locator("#view-image .tok:not(.patch)")).to_have_count(3)
     weights = seen[1, 3].to_dense()[0]
     expect(page.locator("#view-image .big-token")).to_have_text("CLS")
     expect_ranked(page, weights[0])
-    # The strongest patch is warm; a patch that gets nothing is grey.
-    picture = page.locator(".image-stage .picture")
+    # The strongest patch is warm; over a patch that gets nothing the picture is as it was.
     patches = weights[0, FIRST:]
-    red, _, blue = colour_at(picture, *divmod(int(patches.argmax()), 8))
+    red, _, blue, opacity = colour_at(page, int(patches.argmax()))
     assert red > blue + 40
-    red, _, blue = colour_at(picture, *divmod(int(patches.argmin()), 8))
-    assert abs(red - blue) < 12
+    assert opacity > 0.8
+    assert colour_at(page, int(patches.argmin()))[3] < 0.1
+
+    def patch(row: int, col: int) -> Locator:
+        return page.locator(".text-body .tok.patch").nth(8 * (row - 1) + col - 1)
+
     # By mouse: row 3, column 4, then pinned; a second patch under the pointer is named with its weight.
-    box = picture.bounding_box()
-    assert box is not None
-
-    def place(row: int, col: int) -> dict[str, float]:
-        return {"x": (col - 0.5) * box["width"] / 8, "y": (row - 0.5) * box["height"] / 8}
-
-    picture.hover(position=place(3, 4))
-    expect(page.locator("#view-image .big-token")).to_have_text("row 3, column 4")
-    picture.click(position=place(3, 4))
+    patch(3, 4).hover()
+    expect(page.locator("#view-image .big-token")).to_have_text(named(3, 4))
+    patch(3, 4).click()
     query = FIRST + 2 * 8 + 3
     page.wait_for_url(f"**row={query}*")
     expect_ranked(page, weights[query])
-    picture.hover(position=place(8, 1))
-    expect(page.locator("#view-image .text-said")).to_contain_text("attends to row 8, column 1:")
+    patch(8, 1).hover()
+    expect(page.locator("#view-image .text-said")).to_contain_text(f"attends to “{named(8, 1)}”:")
     open_settings(page)
     page.get_by_label("what attends to it").check()
-    picture.click(position=place(5, 3))
-    expect(page.locator("#view-image .big-token")).to_have_text("row 5, column 3")
+    patch(5, 3).click()
+    expect(page.locator("#view-image .big-token")).to_have_text(named(5, 3))
     expect_ranked(page, weights[:, FIRST + 4 * 8 + 2])
 
 
@@ -115,17 +113,17 @@ def test_keys_move_between_patches_and_heads_have_small_pictures(
 ) -> None:
     seen = digits()
     page.goto(serve(seen).address + "#layer=1&head=3")
-    stage = page.locator(".image-stage")
-    stage.focus()
-    page.keyboard.press("ArrowRight")  # from CLS into the picture
-    expect(page.locator("#view-image .big-token")).to_have_text("row 5, column 5")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowLeft")
-    expect(page.locator("#view-image .big-token")).to_have_text("row 4, column 4")
+    page.locator("#view-image .text-body").focus()
+    for _ in range(FIRST):
+        page.keyboard.press("ArrowRight")  # from CLS over the registers into the picture
+    expect(page.locator("#view-image .big-token")).to_have_text(named(1, 1))
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#view-image .big-token")).to_have_text(named(2, 2))
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**row={FIRST + 3 * 8 + 3}*")
+    page.wait_for_url(f"**row={FIRST + 8 + 1}*")
     page.keyboard.press("Escape")
-    page.locator("#view-image .chip", has_text="register").first.click()
+    page.locator("#view-image .tok", has_text="register").first.click()
     expect(page.locator("#view-image .big-token")).to_have_text("register 1")
     heads = page.locator(".head-picture")
     expect(heads).to_have_count(4)
@@ -134,10 +132,10 @@ def test_keys_move_between_patches_and_heads_have_small_pictures(
     first = page.locator("#view-image .ranked .token").first
     expect(first).to_have_text(strongest(seen[1, 2].to_dense()[0, 1])[0])
     # Outliers have a ring, are named, and can be left out of the colours.
-    expect(page.locator("#view-image .text-notes")).to_contain_text("ringed")
+    expect(page.locator("#view-image .text-notes")).to_contain_text("Ringed:")
     open_settings(page)
     page.get_by_label("left out").check()
-    expect(page.locator("#view-image .text-notes")).to_contain_text("They are left out of the colours.")
+    expect(page.locator("#view-image .text-notes")).to_contain_text("Left out of the shading:")
 
 
 def test_the_map_names_patches_and_heads_have_scores_in_two_dimensions(
@@ -170,9 +168,7 @@ def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Ca
     number = page.locator("#view-text .ranked button").first
     assert int(number.locator(".place").inner_text()) == int(weights.argmax())
     expect(page.locator("#view-text .ramp").nth(1)).to_contain_text("in the picture")  # its own colours
-    page.get_by_role("tab", name="Image").click()
-    expect(page.locator("#view-image .chip")).to_have_count(6)
-    expect(page.locator("#view-image .shares")).to_contain_text("text")
+    expect(page.locator("#view-text .shares")).to_contain_text("text")
 
 
 def test_the_picture_is_exported_with_its_words_and_its_numbers(
@@ -186,16 +182,16 @@ def test_the_picture_is_exported_with_its_words_and_its_numbers(
         page.locator("#view-image").get_by_text("Export", exact=True).click()
         with page.expect_download() as waiting:
             page.locator("#view-image [role=menuitem]", has_text=kind).click()
-        assert waiting.value.suggested_filename == f"image-layer-1-token-0.{kind.lower()}"
+        assert waiting.value.suggested_filename == f"text-0-token-0.{kind.lower()}"
         waiting.value.save_as(tmp_path / kind)
         return (tmp_path / kind).read_text("utf-8")
 
     svg = export("SVG")
     assert "<image" in svg  # the picture itself
-    for words in ("layer 1, head 3", "CLS attends to", "amber", "A ring marks"):
+    for words in ("layer 1, head 3", "“CLS” attends to", "amber", "A ring marks"):
         assert words in svg
     lines = [line.split(",", 1) for line in export("CSV").splitlines()]
-    assert lines[0] == ["token", "name,weight"]
-    assert lines[FIRST + 1][1].startswith('"row 1, column 1",')
+    assert lines[0] == ["position", "token,weight"]
+    assert lines[FIRST + 1][1].startswith('"row')
     numbers = [float(line.rsplit(",", 1)[1]) for _, line in lines[1:]]
     assert numbers == pytest.approx(seen[1, 3].to_dense()[0, 0].tolist(), rel=1e-3, abs=1e-6)

@@ -11,6 +11,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 from scripts.docs import LESSONS, place
 from tests.sampling import share
 
+pytestmark = pytest.mark.at_length("test_sphinx_follows_every_link_of_the_documents")
+
 
 def addresses(site: Path) -> list[str]:
     """A page of each kind."""

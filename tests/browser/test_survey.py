@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, Position, expect
 
 from regard.show.server.background import BackgroundServer
 from tests.captures import captured, surveyed
@@ -22,12 +22,23 @@ def address(request: pytest.FixtureRequest) -> str:
     return serve(seen, contents={"survey": surveyed(seen)}).address
 
 
+def centre(part: Locator, box: Locator) -> Position:
+    """The middle of a part, from the upper left of its box."""
+    inner, outer = part.bounding_box(), box.bounding_box()
+    assert inner is not None
+    assert outer is not None
+    return {
+        "x": inner["x"] + inner["width"] / 2 - outer["x"],
+        "y": inner["y"] + inner["height"] / 2 - outer["y"],
+    }
+
+
 def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
     page.goto(address)  # it opens on the survey
     expect(page.locator("#tab-survey")).to_have_attribute("aria-selected", "true")
-    expect(page.locator(".scatter-point")).to_have_count(8)
+    expect(page.locator("#view-survey .chart-dot")).to_have_count(8)
     expect(page.locator(".survey-examples li")).to_have_count(1)
-    page.locator('.scatter-point[data-head="1/2"]').click()
+    page.locator("#view-survey").get_by_label("Head", exact=True).select_option("1/2")
     expect(page.locator(".survey-head h2")).to_have_text("Layer 1, head 2")
     expect(page.locator(".survey-head .head-sentence")).not_to_be_empty()
     expect(page.locator(".survey-token.asking")).to_have_count(1)
@@ -36,15 +47,15 @@ def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
     )
     expect(page.locator(".survey-bars")).to_have_count(3)
     expect(page).to_have_url(re.compile("surveyHead=1%2F2"))
-    # By key: to another head, which Enter chooses.
+    # By mouse: another head's dot.
     page.get_by_label("Horizontal score").select_option("sink")
-    page.locator(".scatter-point.chosen").focus()
-    for key in ("ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowUp"):
-        page.keyboard.press(key)
-    focused = page.evaluate("document.activeElement.dataset.head")
-    page.keyboard.press("Enter")
-    expect(page.locator(".scatter-point.chosen")).to_have_attribute("data-head", focused)
+    dot = page.locator("#view-survey .chart-dot:not(.own)").first
+    dot.hover()
+    expect(page.locator("#view-survey .chart-tip")).to_contain_text("Layer")
+    page.locator("#view-survey .chart").click(position=centre(dot, page.locator("#view-survey .chart")))
+    expect(page.locator(".survey-head h2")).not_to_have_text("Layer 1, head 2")
+    chosen = page.locator("#view-survey").get_by_label("Head", exact=True).input_value()
     page.get_by_role("button", name="Open in Map").click()
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
-    layer, head = focused.split("/")
+    layer, head = chosen.split("/")
     expect(page).to_have_url(re.compile(f"layer={layer}&head={head}"))

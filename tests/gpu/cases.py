@@ -254,13 +254,13 @@ def settled_cache() -> None:
                 assert gap <= NEAR * own + 1e-6, f"call {call}, {keys} keys: {gap:.1e}, PyTorch {own:.1e}"
                 plan, _ = find_plan(q, k, v, regard.causal, None, None, None, 0.0, "auto")
                 assert isinstance(plan.kernel, settled_length.SettledLength)
-                assert plan.kernel.by_cudnn == (by_cudnn and call > 8), f"call {call}, {keys} keys"
+                assert plan.kernel.settled == (call > 8), f"call {call}, {keys} keys"
             assert torch.equal(output, plain)
             other = k[:, :, 1:], v[:, :, 1:]
             regard.attend(q, *other, mask=regard.causal)
             plan, _ = find_plan(q, *other, regard.causal, None, None, None, 0.0, "auto")
             assert isinstance(plan.kernel, settled_length.SettledLength)
-            assert not plan.kernel.by_cudnn
+            assert not plan.kernel.settled
 
 
 def pure_functions() -> None:

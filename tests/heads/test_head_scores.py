@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from regard import alibi, attention_map, causal
 from regard.heads import HeadScores, scores, uniform
-from regard.maps import AttentionMap
 from tests.sampling import examples
 
 
@@ -81,24 +79,3 @@ def test_scores_are_their_definitions(
     null, wanted = scores(uniform(m), ids, near=near), by_definition(flat, ids, near)
     for name in HeadScores._fields:
         torch.testing.assert_close(getattr(null, name), getattr(wanted, name), equal_nan=True, msg=name)
-
-
-def looking_at(places: Tensor, T: int) -> AttentionMap:
-    """A head whose query q looks at places[q] and nowhere else."""
-    keys = torch.eye(T).view(1, 1, T, T)
-    return attention_map(200.0 * keys[:, :, places], keys, mask=causal, scale=1.0)
-
-
-def test_heads_made_to_do_one_thing() -> None:
-    ids = torch.tensor([[9, 1, 2, 3, 1, 2, 3, 1, 2, 3]])
-    T = ids.shape[1]
-    every = torch.arange(T)
-    assert scores(looking_at((every - 1).clamp(min=0), T), ids).previous_token.item() == pytest.approx(1)
-    assert scores(looking_at(every, T), ids).itself.item() == pytest.approx(1)
-    assert scores(looking_at(torch.zeros(T, dtype=torch.long), T), ids).sink.item() == pytest.approx(1)
-    back = torch.where(every >= 4, every - 3, every)
-    assert scores(looking_at(back, T), ids).duplicate.item() == pytest.approx(1)
-    inducing = scores(looking_at(torch.where(every >= 4, every - 2, every), T), ids)
-    assert inducing.induction.item() == pytest.approx(1)
-    assert inducing.previous_token.item() == pytest.approx(0)
-    assert inducing.normalised_entropy.item() == pytest.approx(0, abs=1e-6)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from regard.cli import app
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe, read_survey
 from regard.heads.corpus_survey.corpus import batches
@@ -28,7 +22,6 @@ from tests.sampling import share
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 RANKS = Processes(0, 1, torch.device("cpu"))
 FILES = ["corpus.txt", "cut.csv", "cut.csv.examples"]
-OPTIONS = ["--length", "48"]
 CHUNK = 2  # batches
 
 
@@ -46,12 +39,6 @@ def write_corpus(path: Path, words: int) -> Path:
 def corpus(tmp_path: Path) -> Path:
     """Ten windows of 32 letters."""
     return write_corpus(tmp_path / "corpus.txt", 75)
-
-
-@pytest.fixture
-def long_corpus(tmp_path: Path) -> Path:
-    """Enough for two processes, or for one that is killed now and then."""
-    return write_corpus(tmp_path / "corpus.txt", 400)
 
 
 @pytest.fixture(scope="module")
@@ -78,21 +65,6 @@ def whole(reader: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> Path
         patch.setattr("regard.heads.corpus_survey.survey.CHUNK", CHUNK)
         survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
     return out
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model as a command opens it."""
-    from regard.gpt.tokens import bpe_tokenizer
-
-    torch.manual_seed(1)
-    model = GPT(
-        Config(vocab_size=300, context_length=64, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
-    ).eval()
-    model.tokenizer = bpe_tokenizer([TEXT], 300)
-    (tmp_path / "model").mkdir()
-    model.save(tmp_path / "model")
-    return tmp_path / "model"
 
 
 def test_windows_hold_the_corpus_in_order(corpus: Path) -> None:
@@ -209,64 +181,3 @@ def test_another_survey_is_not_continued(
         survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
     survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, fresh=True)
     assert out.exists()
-
-
-def command(folder: Path, corpus: Path, out: Path, processes: int = 1) -> list[str]:
-    regard = str(Path(sys.executable).parent / "regard")
-    words = [
-        regard,
-        "survey",
-        str(corpus),
-        "--model",
-        str(folder),
-        "--out",
-        str(out),
-        "--device",
-        "cpu",
-        *OPTIONS,
-    ]
-    if processes == 1:
-        return words
-    torchrun = str(Path(sys.executable).parent / "torchrun")
-    return [torchrun, "--standalone", "--nproc-per-node", str(processes), "--no-python", *words]
-
-
-def run_here(command: list[str]) -> str:
-    """Run a command in this process, and return what it prints."""
-    done = CliRunner().invoke(app, command[1:])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
-@pytest.mark.at_length("test_a_survey_that_was_killed_goes_on_to_the_same_bits")
-def test_killed_at_random_it_resumes_to_the_same_survey(
-    folder: Path, long_corpus: Path, tmp_path: Path
-) -> None:
-    long_corpus.write_text(long_corpus.read_text() * 4)  # long enough to be killed in
-    whole, cut = tmp_path / "whole.csv", tmp_path / "cut.csv"
-    run_here(command(folder, long_corpus, whole))
-    draw, kills = random.Random(0), 0
-    while kills < (2 if os.environ.get("REGARD_ALL") else 1):
-        cut.unlink(missing_ok=True)  # if it was faster than the axe: once more
-        process = subprocess.Popen(
-            command(folder, long_corpus, cut), stderr=subprocess.PIPE, start_new_session=True
-        )
-        # Killed soon after it has written a chunk.
-        before = count_chunks(cut)
-        while process.poll() is None and count_chunks(cut) == before:
-            time.sleep(0.001)
-        time.sleep(draw.uniform(0, 0.01))
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        _, error = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), error
-        kills += process.returncode != 0
-    run_here(command(folder, long_corpus, cut))
-    assert_same(cut, whole)
-    assert not list(tmp_path.glob(".cut*"))
-    assert not chunk_folder(cut).exists()
-
-
-def count_chunks(out: Path) -> int:
-    """How many chunks of an unfinished survey are there."""
-    return len(list(chunk_folder(out).glob("chunk-*")))

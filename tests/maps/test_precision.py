@@ -1,7 +1,5 @@
 """Weights are as near to float64 as eager attention's at any size of the scores, whichever way one looks."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 
 import regard
 from benchmarks.exactness import DRAWS, MAGNITUDES, OPTIONS, draw, ratios
-from regard.maps.tile_passes.dense_rows import exact_rows
 
 
 @given(
@@ -59,29 +56,6 @@ def test_a_wrong_lse_shows(scores: float, sinks: bool) -> None:
     ):
         ratio = look(wrong).double().sum() / look(right).double().sum()
         assert abs(float(ratio) - torch.tensor(-0.25).exp()) < 1e-3
-
-
-@pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])
-@pytest.mark.parametrize("mask", [None, regard.causal, regard.causal & regard.alibi(2)], ids=str)
-def test_a_map_without_rows_or_keys_is_like_a_tensor_of_that_shape(T: int, S: int, mask: Any) -> None:
-    q, k, v = torch.randn(1, 2, T, 4), torch.randn(1, 1, S, 4), torch.randn(1, 1, S, 5)
-    m = regard.attention_map(q, k, mask=mask)
-    assert m.shape == m.to_dense().shape == m.tile(slice(None)).shape == (1, 2, T, S)
-    assert m[0, 1].to_dense().shape == m.tile(torch.arange(T))[0, 1].shape == (T, S)
-    assert m[:, :, 0:0].to_dense().shape == (1, 2, 0, S)
-    assert m.pool(T, S).shape == m.summary(T, S).mass.shape == (1, 2, T, S)
-    assert m.pool(min(T, 2), min(S, 2), "max").shape == (1, 2, min(T, 2), min(S, 2))
-    *others, most = m.statistics()
-    assert not any(x.any() for x in others)
-    assert (most == -torch.inf).all()
-    assert m.entropy().shape == m.distance().shape == m.mass(regard.window(2)).shape == (1, 2, T)
-    assert m.received().shape == (1, 2, S)
-    assert m.diagonal().shape == (1, 2, 0)
-    assert torch.equal(m @ v, torch.zeros(1, 2, T, 5))
-    assert torch.equal(regard.attend(q, k, v, mask=mask), torch.zeros(1, 2, T, 5))
-    assert exact_rows(m, torch.arange(T)).weights.shape == (1, 2, T, S)
-    with pytest.raises(ValueError, match="expected a whole number from 0 to 0, got 1"):
-        m.pool(1, 1)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from regard.monitor.history import HeardLayer, HeardLayers, StepRecord, append_line
+from regard.monitor.history import HeardLayer, HeardLayers, StepRecord
 from regard.monitor.page_curves import read_curves
 from regard.support.files import RunFileError
+from regard.support.json_lines import append_lines
 
 
 def heard(step: int, key: str, scores: list[float | None], run: str = "second") -> StepRecord:
@@ -23,7 +24,7 @@ def test_layers_that_take_turns_have_a_place_at_every_step(tmp_path: Path) -> No
         heard(0, "0", [1.0, 2.0]),
         heard(10, "1", [3.0, None]),
     ):
-        append_line(path, record.line())
+        append_lines(path, [record.line()])
     found = read_curves(path)
     assert (found["name"], found["steps"]) == ("attention.jsonl", [0, 10])
     table = found["batch"]["largest_score"]
@@ -35,7 +36,7 @@ def test_layers_that_take_turns_have_a_place_at_every_step(tmp_path: Path) -> No
 def test_a_long_history_is_thinned_and_an_empty_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     for step in range(200):
-        append_line(path, heard(step, "0", [float(step)]).line())
+        append_lines(path, [heard(step, "0", [float(step)]).line()])
     steps = read_curves(path)["steps"]
     assert (len(steps), steps[0], steps[-1]) == (64, 0, 199)
     (tmp_path / "empty.jsonl").touch()

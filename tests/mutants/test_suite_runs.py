@@ -6,14 +6,13 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from regard.checker.errors import CheckError
 from regard.mutants import mutate
-from tests.patience import HANGING
+from tests.patience import has_ended, wait_until
 from tests.sampling import share
 
 ATTENTION = """
@@ -187,19 +186,8 @@ def test_a_test_that_never_ends_on_a_mutant_has_noticed_it(project, monkeypatch)
     report = mutate(["test_it.py"], "package.kernels:attention", mistakes=["no-scale"])
     assert [result.by for result in report.results] == ["the suite is too slow"]
     assert "killed by the time limit alone, which a busy machine may reach as well: no-scale" in str(report)
-    end = time.monotonic() + HANGING
-    for pid in (project / "pids").read_text().split():
-        while is_running(int(pid)):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and has not ended; a zombie, which nobody has asked about, has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    pids = [int(pid) for pid in (project / "pids").read_text().split()]
+    wait_until(lambda: all(map(has_ended, pids)))
 
 
 @pytest.mark.at_length("test_killed_survived_and_a_test_that_kills")

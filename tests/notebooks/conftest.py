@@ -45,16 +45,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., str]]:
     def run(*command: str) -> str:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        folders = {
-            name: str(tmp_path / name)
-            for name in (
-                "JUPYTER_CONFIG_DIR",
-                "JUPYTER_DATA_DIR",
-                "JUPYTER_RUNTIME_DIR",
-                "IPYTHONDIR",
-                "HOME",
-            )
-        }
+        folders = {name: str(tmp_path / name) for name in FOLDERS}
         (tmp_path / "HOME").mkdir()
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # the kernel imports the tests' captures
         environment = {**os.environ, **folders, "PYTHONPATH": paths}

@@ -174,7 +174,7 @@ def test_the_sizes_are_those_that_the_documentation_states(sdist: Path, wheel: P
 
 def test_what_it_asks_for(about: Message) -> None:
     assert about["License-Expression"] == "Apache-2.0 AND CC-BY-4.0 AND CC-BY-SA-4.0"
-    plain = {"torch", "numpy", "safetensors"}
+    plain = {"torch", "numpy", "safetensors", "filelock"}  # the last comes with the first
     assert required(about) == plain
     extras = {name: required(about, name) - plain for name in about.get_all("Provides-Extra", [])}
     optional = {"app", "gguf", "parquet", "tokenizers", "transformers", "widget"}

@@ -19,7 +19,7 @@ import regard
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
 from regard.recorder.recording import Recording
-from regard.recorder.sources import sdpa
+from regard.recorder.sources.call_listeners import current_listeners
 from tests.attack.capture import MODELS, state
 from tests.recorder.small_llama import small_llama
 from tests.sampling import share
@@ -357,4 +357,4 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     model.register_forward_hook(interrupted)
     with pytest.raises(KeyboardInterrupt):
         regard.capture(model, inputs={"x": torch.randn(1, 2, 6, 8)})
-    assert not sdpa.current_listeners()
+    assert not current_listeners()

@@ -13,7 +13,6 @@ import regard
 from regard import stages
 
 FOLDER = Path(stages.__file__).parent
-LESSONS = FOLDER.parent / "learn" / "lessons"
 STAGES = {
     "simplified": 1,
     "trainable": 2,
@@ -29,18 +28,6 @@ STAGES = {
     "transformer": 10,
 }
 BESIDE = {"masking": 4, "against_pytorch": 5}
-NOUNS = {
-    1: "similarity",
-    2: "projections",
-    3: "scale",
-    4: "mask",
-    5: "head",
-    6: "heads",
-    7: "output",
-    8: "positions",
-    9: "cache",
-    10: "block",
-}
 TREES = {name: ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")) for name in STAGES | BESIDE}
 ARGUMENTS = {
     "T", "cache", "context", "d_context", "d_model", "d_out", "dropout", "head_dim", "ids", "mask",
@@ -54,22 +41,6 @@ OTHER_SPELLINGS = re.compile(
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-
-
-@pytest.mark.parametrize(("name", "number"), (STAGES | BESIDE).items())
-def test_a_stage_bears_the_number_of_its_lesson(name: str, number: int) -> None:
-    text = ast.get_docstring(TREES[name]) or ""
-    assert re.match(rf"Stage {number}, ", text)
-    numbers = [int(n) for n in re.findall(r"[Ss]tage (\d+)", (FOLDER / f"{name}.py").read_text())]
-    assert all(n in NOUNS for n in numbers)
-
-
-@pytest.mark.skipif(not LESSONS.is_dir(), reason="there are no lessons here")
-def test_the_numbers_are_those_of_the_lessons() -> None:
-    found = {int(folder.name[:2]): folder.name[3:] for folder in LESSONS.iterdir() if folder.is_dir()}
-    taught = {number: noun for number, noun in found.items() if number in NOUNS}
-    assert taught
-    assert taught.items() <= NOUNS.items()
 
 
 def test_the_package_lists_its_stages_in_order() -> None:

@@ -94,22 +94,6 @@ def test_a_child_that_ends_leaves_the_lock_to_its_parent(tmp_path: Path) -> None
         process.communicate()
 
 
-def test_two_threads_are_two(tmp_path: Path) -> None:
-    errors: list[BaseException] = []
-
-    def second() -> None:
-        try:
-            take(tmp_path)
-        except InUseError as error:
-            errors.append(error)
-
-    with take(tmp_path):
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-    assert f"is in use by process {os.getpid()} on " in str(errors[0])
-
-
 def test_locks_taken_in_turn_are_never_held_by_two(tmp_path: Path) -> None:
     """The file is deleted and made again all the time: who locks a deleted file has locked nothing."""
     holders, most, rounds = 0, [0], [0]

@@ -11,7 +11,7 @@ import pytest
 import regard
 from regard.gpt import GPT, Config
 from regard.gpt.training.corpus import read
-from regard.heads.corpus_survey.corpus import digest, read_chunks
+from regard.heads.corpus_survey.corpus import digest
 from regard.support.files import (
     CaptureFileError,
     FileError,
@@ -22,6 +22,7 @@ from regard.support.files import (
     get_field,
     naming_errors,
     parse_json,
+    read_chunks,
     read_json,
     read_text,
 )
@@ -127,7 +128,7 @@ def test_what_is_no_regular_file_is_never_opened(
     """Opening a pipe would wait for ever, and reading /dev/zero would never end."""
     monkeypatch.chdir(tmp_path)
     path = make(tmp_path, kind)
-    for reader in (read, digest, lambda path: list(read_chunks(path))):
+    for reader in (read, digest, lambda path: list(read_chunks(path, "corpus"))):
         with pytest.raises(TextFileError, match="expected a text file"):
             reader(path)
     with pytest.raises(ModelFileError, match="expected a JSON file"):
@@ -175,7 +176,7 @@ def test_a_text_of_zero_bytes_is_not_read_to_its_end(tmp_path: Path) -> None:
     with pytest.raises(TextFileError, match="zero bytes"):
         read(tmp_path / "book.txt")
     with pytest.raises(TextFileError, match="zero bytes"):
-        list(read_chunks(tmp_path / "book.txt"))
+        list(read_chunks(tmp_path / "book.txt", "corpus"))
 
 
 def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:

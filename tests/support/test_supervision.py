@@ -7,13 +7,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from regard.support.supervision import Supervision
-from tests.patience import HANGING
+from tests.patience import has_ended, wait_until
 
 
 @pytest.fixture
@@ -30,19 +29,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ends(processes: Supervision, count: int) -> list[str]:
     """Wait until the first so many processes have ended, and return how."""
-    limit = time.monotonic() + HANGING
-    while not all(said := [processes.describe_end(index) for index in range(count)]):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-    return said
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: all(processes.describe_end(index) for index in range(count)))
+    return [processes.describe_end(index) for index in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -83,18 +71,12 @@ def test_the_end_of_the_block_ends_what_was_started(temporary: Path) -> None:
     def run() -> None:
         with Supervision("test") as processes:
             processes.start("program", CHILD + WRITE.format(file=file))
-            limit = time.monotonic() + HANGING
-            while not file.exists() or not file.read_text().endswith(" "):
-                assert time.monotonic() < limit
-                time.sleep(0.01)
+            wait_until(lambda: file.exists() and file.read_text().endswith(" "))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    limit = time.monotonic() + HANGING
-    while any(map(is_alive, map(int, file.read_text().split()))):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_until(lambda: all(map(has_ended, map(int, file.read_text().split()))))
     assert list(temporary.iterdir()) == []
 
 
@@ -109,12 +91,7 @@ with Supervision("test") as processes:
 """
     file = temporary.parent / "code" / "program.py.pid"
     parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
-    limit = time.monotonic() + HANGING
-    while not file.exists() or not file.read_text():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_until(lambda: file.exists() and file.read_text())
     parent.kill()
     parent.wait()
-    while is_alive(int(file.read_text())):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_until(lambda: has_ended(int(file.read_text())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
+import tomllib
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from torch.autograd import forward_ad
 from tests.source_trees import SOURCE, nodes, trees
 
 TABLE = SOURCE / "support" / "torch_internals.py"
+ATTRIBUTES = tomllib.loads(TABLE.with_name("torch_attributes.toml").read_text(encoding="utf-8"))
 MODULES = {  # how the module's own imports name parts of PyTorch
     "overrides": "torch.overrides",
     "batchnorm": "torch.nn.modules.batchnorm",
@@ -77,8 +79,6 @@ def test_every_name_is_there() -> None:
 
 @pytest.mark.at_length("test_every_name_is_there")
 def test_every_attribute_is_there() -> None:
-    from regard.support.torch_internals import ATTRIBUTES
-
     things = owners()
     missing = [
         f"{name}: {text}" for name, text in ATTRIBUTES.items() if not any(hasattr(x, name) for x in things)
@@ -87,8 +87,6 @@ def test_every_attribute_is_there() -> None:
 
 
 def test_every_entry_says_what_replaces_it() -> None:
-    from regard.support.torch_internals import ATTRIBUTES
-
     table = dict(entries())
     assert len(table) > 30
     assert [name for name, text in (table | ATTRIBUTES).items() if "If gone: " not in text] == []
@@ -135,8 +133,6 @@ def test_no_private_name_is_elsewhere() -> None:
 
 def test_no_private_attribute_is_missing_from_the_table() -> None:
     """Those that some object of PyTorch has, read from something that is not `self`."""
-    from regard.support.torch_internals import ATTRIBUTES
-
     things = [*owners()[:4], forward_ad]
     found = set()
     for path, found_in in nodes().items():

@@ -82,31 +82,34 @@ def test_chunks_and_single_tokens_of_two_requests_become_two_captures(
     assert assert_captured(two, engine, tmp_path / "1", 8).boundary == 5
 
 
-def test_a_preempted_request_is_computed_again_and_each_row_is_stored_once(
-    engine: PagedEngine, tmp_path: Path
-) -> None:
-    text = engine.add("0", 10, 16)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 10))
-    engine.step(("0", 10, 11))
-    text.blocks = [engine.free.pop() for _ in text.blocks]  # its blocks were taken
-    engine.step(("0", 0, 8))
-    engine.step(("0", 8, 11))
-    engine.step(("0", 11, 12))
-    capture.finish()
-    assert_captured(text, engine, tmp_path / "0", 12)
+TAKEN = "its blocks are taken"
+STARTED = "the capture starts"
 
 
-def test_a_request_that_goes_on_from_a_cached_prefix_keeps_its_earlier_rows(
-    engine: PagedEngine, tmp_path: Path
+@pytest.mark.parametrize(
+    ("steps", "first"),
+    [
+        ([STARTED, (0, 10), (10, 11), TAKEN, (0, 8), (8, 11), (11, 12)], 0),
+        # Preempted, and the blocks of its first eight tokens are still there.
+        ([STARTED, (0, 7), (7, 10), (8, 12)], 0),
+        # The prefix was cached before: the map begins at the first query that ran.
+        ([(0, 8), STARTED, (8, 11), (11, 12)], 8),
+    ],
+    ids=["preempted", "preempted, with a prefix", "cached before"],
+)
+def test_each_row_that_ran_is_stored_once(
+    engine: PagedEngine, tmp_path: Path, steps: list[Any], first: int
 ) -> None:
     text = engine.add("0", 10, 16)
-    capture = start(engine, tmp_path)
-    engine.step(("0", 0, 7))
-    engine.step(("0", 7, 10))
-    engine.step(("0", 8, 12))  # preempted, and the blocks of its first eight tokens were still there
-    capture.finish()
-    assert_captured(text, engine, tmp_path / "0", 12)
+    for step in steps:
+        if step == STARTED:
+            capture = start(engine, tmp_path)
+        elif step == TAKEN:
+            text.blocks = [engine.free.pop() for _ in text.blocks]
+        else:
+            engine.step(("0", *step))
+    assert capture.finish()["0"]["first_row"] == first
+    assert_captured(text, engine, tmp_path / "0", 12, first)
 
 
 def test_rows_are_dropped_if_the_keys_before_them_have_changed(engine: PagedEngine, tmp_path: Path) -> None:
@@ -121,19 +124,6 @@ def test_rows_are_dropped_if_the_keys_before_them_have_changed(engine: PagedEngi
     engine.step(("0", 8, 12))
     assert capture.finish()["0"]["first_row"] == 8
     assert_captured(text, engine, tmp_path / "0", 12, first=8)
-
-
-def test_after_a_cached_prefix_the_map_begins_at_the_first_query_that_ran(
-    engine: PagedEngine, tmp_path: Path
-) -> None:
-    text = engine.add("0", 12, 16)
-    engine.step(("0", 0, 8))  # before the capture, by another request
-    capture = start(engine, tmp_path, values=True)
-    engine.step(("0", 8, 12))
-    engine.step(("0", 12, 13))
-    assert capture.finish()["0"]["first_row"] == 8
-    seen = assert_captured(text, engine, tmp_path / "0", 13, first=8)
-    assert seen[0].shape == (1, HEADS, 5, 13)
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,10 @@ test("a log scale begins below uniform attention, and spans a decade at least", 
   assert.equal(mapScale("linear", 0.5, 600).at(0.25), 0.5);
 });
 
-test("a narrow room has narrow gutters, and a sink apart needs a strip", () => {
-  const wide = mapLayout({ width: 900, height: 700 }, false, 2);
-  assert.deepEqual(wide, {
-    width: 900,
-    height: 700,
-    gutter: { labels: 112, left: 112, top: 96 },
-    pixel: 0.5,
-  });
-  const narrow = mapLayout({ width: 390, height: 700 }, true, 1);
-  assert.equal(narrow.gutter.labels, 74);
-  assert.ok(narrow.gutter.left > 74);
+test("a narrow room has narrow gutters", () => {
+  const wide = mapLayout({ width: 900, height: 700 }, 2);
+  assert.deepEqual(wide, { width: 900, height: 700, gutter: { left: 112, top: 96 }, pixel: 0.5 });
+  assert.equal(mapLayout({ width: 390, height: 700 }, 1).gutter.left, 74);
 });
 
 test("the cell under the middle of a cell is that cell", () => {

@@ -79,7 +79,7 @@ test("the colours are fitted to the whole map, at the same level whatever part i
     },
   };
   const pyramid = new TilePyramid(source, () => {}, assert.fail);
-  pyramid.look({ text: 0, layer: "0", head: 0, T: 2000, S: 2000, without: null, quantity: PLAIN });
+  pyramid.look({ text: 0, layer: "0", head: 0, T: 2000, S: 2000, quantity: PLAIN });
   const part = { left: 300, top: 900, right: 340, bottom: 940 };
   pyramid.cover(part, 0);
   assert.equal(asked[0], "0 3 1"); // what is seen comes first
@@ -118,8 +118,5 @@ test("every cell of a map counts alike, in large tiles and in the small ones at 
     { z: 0, i: 0, j: 0, tile: tile(256, 256, 0.01) },
     { z: 0, i: 1, j: 0, tile: tile(1, 256, 0.9) }, // 256 of 65,792 cells: fewer than lie beyond the end
   ];
-  assert.equal(
-    fitTop(drawn, whole, "mass", () => null),
-    0.054,
-  );
+  assert.equal(fitTop(drawn, whole, "mass", -1), 0.054);
 });

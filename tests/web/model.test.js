@@ -98,14 +98,10 @@ test("a text that was lost between page and worker leaves no hole", async () => 
   const asked = [];
   const text = { title: "a", layers: [{ key: "0" }], edited: null, removed: false };
   const source = { meta: { texts: [text], can: {} } };
-  const live = withModel(
-    source,
-    async (name, question) => {
-      asked.push([name, question.text]);
-      return name === "read" ? { number: 2, meta: { ...text, title: "b" } } : { ...text, removed: true };
-    },
-    async () => new Float32Array(),
-  );
+  const live = withModel(source, async (name, question) => {
+    asked.push([name, question.text]);
+    return name === "read" ? { number: 2, meta: { ...text, title: "b" } } : { ...text, removed: true };
+  });
   assert.equal(await live.capture("b", () => {}, new AbortController().signal), 2);
   assert.deepEqual(
     live.meta.texts.map(({ removed }) => removed),
@@ -114,20 +110,4 @@ test("a text that was lost between page and worker leaves no hole", async () => 
   assert.ok(asked.some(([name, number]) => name === "remove" && number === 1));
   assert.equal(await live.remove(2), 0);
   await assert.rejects(live.remove(0), /last text/);
-});
-
-test("a cut is compared with the losses of the file, so that its text is not read once more", async () => {
-  globalThis.document = { readyState: "complete" };
-  globalThis.dispatchEvent ??= () => {};
-  const asked = [];
-  const text = { title: "a", layers: [{ key: "0" }], predictions: {}, edited: null, removed: false };
-  const ask = async (name, question) => {
-    if (name === "cut") asked.push(question.before);
-    return { number: asked.length + 1, meta: { ...text, edited: null } };
-  };
-  const source = { meta: { texts: [text, { ...text, predictions: null }], can: {} } };
-  const live = withModel(source, ask, async (number) => Float32Array.of(number, 5));
-  const { signal } = new AbortController();
-  for (const number of [0, 1]) await live.cut(number, [], () => {}, signal, false);
-  assert.deepEqual(asked, [Float32Array.of(0, 5), null]); // the second text has none in the file
 });

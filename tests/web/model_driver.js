@@ -36,7 +36,7 @@ const ANSWERS = {
     const read = await weights.read({ text, first: null, continuation: [] }, pause, (line) =>
       lines.push(line),
     );
-    const cut = await weights.cut({ text: read.number, cuts, before: null }, pause, () => {});
+    const cut = await weights.cut({ text: read.number, cuts }, pause, () => {});
     const shown = async ({ number, meta }) => ({
       meta,
       heads: (

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { percent } from "../../src/regard/show/web/data/format.js";
 import { nextChange, nextSentence } from "../../src/regard/show/web/parts/prediction_list.js";
-import { savedPrediction } from "../../src/regard/show/web/source/saved.js";
+import { savedPrediction } from "../../src/regard/show/web/source/arithmetic/saved_weights.js";
 
 const arrays = {
   ids: Uint32Array.of(4, 17, 99),

@@ -166,8 +166,11 @@ test("what the mask hides in one of two texts only is shown", () => {
 
 test("signed shades: the ground is plain, and both signs have colours", () => {
   const weights = Float32Array.of(-2, 0, 1, 2);
-  assert.equal(shadingTop(weights, 0, -1), 2);
-  const shaded = { token: 3, weights, from: 0, without: -1, top: 2, signed: true };
+  assert.equal(
+    shadingTop(weights, 0, () => true),
+    2,
+  );
+  const shaded = { token: 3, weights, from: 0, without: new Set(), top: 2, signed: true };
   const [low, none, some, high] = levels(shaded, 4, "linear");
   assert.deepEqual(
     [low, some, high].map((level) => shadeOf(level, true).t),
@@ -183,7 +186,7 @@ test("contributions are ranked by their size and added up with their signs", () 
     token: 3,
     weights: Float32Array.of(-2, 0.5, 1, 0),
     from: 0,
-    without: -1,
+    without: new Set(),
     top: 2,
     signed: true,
   };

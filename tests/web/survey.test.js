@@ -7,11 +7,10 @@ import {
   chosenRow,
   chosenScores,
   excerptOf,
-  pointsOf,
   rangeName,
+  scatterChart,
   surveyRows,
 } from "../../src/regard/show/web/survey/rows.js";
-import { outliers } from "../../src/regard/show/web/survey/scatter.js";
 import "./helpers.js";
 
 /** @param {number} head */
@@ -43,16 +42,17 @@ test("the scores are those of the address, or the first that there are", () => {
   });
 });
 
-test("a head without one of the scores is no point", () => {
-  const points = pointsOf(survey, { across: "sink", up: "induction" });
+test("a head without one of the scores is no point, and the chosen one stands over the others", () => {
+  const { series, label } = scatterChart(survey, { across: "sink", up: "induction" }, "3/1");
   assert.deepEqual(
-    points.map(({ id, x, y }) => [id, x, y]),
+    series.map(({ id, points, kind }) => [id, ...points[0], kind]),
     [
-      ["3/1", 0.1, 0.4],
-      ["3/2", 0.2, 0.6],
+      ["3/2", 0.2, 0.6, "plain"],
+      ["3/1", 0.1, 0.4, "own"],
     ],
   );
-  assert.equal(points[0].name, "Layer 3, head 1: sink 10%, induction 40%");
+  assert.equal(series[0].about, "Layer 3, head 2");
+  assert.equal(label, "Every head by its sink and induction");
 });
 
 test("the head with the highest score is described until another is chosen", () => {
@@ -97,21 +97,17 @@ test("the numbers are those of every head", () => {
   assert.deepEqual(surveyRows(survey)[2], ["3", 1, "", 0.1, 0.4, null]);
 });
 
-test("the labelled points that are furthest out have names", () => {
-  const axis = { low: 0, high: 1, title: "", say: String };
-  const point = (id, x, y, labelled = true) => ({ id, x, y, labelled, name: id });
-  const points = [
-    point("0/0", 0.9, 0.9, false),
-    point("0/1", 0.1, 0.8),
-    point("0/2", 0.7, 0.1),
-    point("1/0", 0.5, 0.5),
-    point("1/1", 0.2, 0.1),
-    point("1/2", 0.1, 0.1),
+test("the labelled heads that are furthest out have names", () => {
+  const places = [
+    [0.9, 0.9, []],
+    [0.1, 0.8, ["sink"]],
+    [0.7, 0.1, ["sink"]],
+    [0.5, 0.5, ["sink"]],
+    [0.2, 0.1, ["sink"]],
+    [0.1, 0.1, ["sink"]],
   ];
-  assert.deepEqual(outliers({ points, x: axis, y: axis, chosen: "", label: "" }), [
-    "1/0",
-    "0/1",
-    "0/2",
-    "1/1",
-  ]);
+  const heads = places.map(([x, y, labels], n) => ({ ...row(n, { sink: x, induction: y }), labels }));
+  const { series } = scatterChart({ ...survey, heads }, { across: "sink", up: "induction" }, "");
+  const named = series.flatMap(({ name }) => name || []);
+  assert.deepEqual(named, ["3.1", "3.2", "3.3", "3.4"]);
 });

@@ -135,15 +135,24 @@ const shaded = (weights, parts = {}) => ({
   token: 3,
   weights: Float32Array.from(weights),
   from: 1,
-  without: -1,
-  top: shadingTop(Float32Array.from(weights), 1, -1),
+  without: new Set(),
+  top: shadingTop(Float32Array.from(weights), 1, () => true),
   ...parts,
 });
 
 test("the colours end at the greatest weight that is shaded", () => {
-  assert.equal(shadingTop(Float32Array.of(0.5, 0.25), 1, -1), 0.5);
-  assert.equal(shadingTop(Float32Array.of(0.5, 0.25), 1, 1), 0.25);
-  assert.equal(shadingTop(new Float32Array(4), 0, -1), 1);
+  assert.equal(
+    shadingTop(Float32Array.of(0.5, 0.25), 1, () => true),
+    0.5,
+  );
+  assert.equal(
+    shadingTop(Float32Array.of(0.5, 0.25), 1, (token) => token !== 1),
+    0.25,
+  );
+  assert.equal(
+    shadingTop(new Float32Array(4), 0, () => true),
+    1,
+  );
 });
 
 test("tokens are plain, unseen, or of a shade that grows with their weight", () => {
@@ -154,7 +163,7 @@ test("tokens are plain, unseen, or of a shade that grows with their weight", () 
   assert.ok(all[2] < all[1] && all[4] < all[2]);
   assert.equal(all[3], 0); // the chosen token itself gets nothing, which is not marked
   assert.equal(all[5], 1);
-  assert.equal(levels(shaded([0.5, 0.25], { without: 1 }), 3, "linear")[1], 0);
+  assert.equal(levels(shaded([0.5, 0.25], { without: new Set([1]) }), 3, "linear")[1], 0);
   assert.deepEqual(shadeOf(1), { t: null, unseen: true });
   assert.deepEqual(shadeOf(0), { t: null, unseen: false });
   assert.deepEqual(shadeOf(66), { t: 1, unseen: false });
@@ -169,7 +178,7 @@ test("the strongest are those that a sort would give", () => {
   const random = numbers(8);
   for (let n = 0; n < 50; n++) {
     const weights = Float32Array.from({ length: 40 }, () => (random() < 0.3 ? 0 : random()));
-    const { best, total, seen } = strongest({ weights, from: 2, without: 7 }, 5);
+    const { best, total, seen } = strongest({ weights, from: 2, without: new Set([7]) }, 5);
     const kept = [...weights.entries()].filter(([i, w]) => w > 0 && i + 2 !== 7);
     assert.deepEqual(
       best.map(({ w }) => w),
@@ -200,7 +209,7 @@ test("one line says what a token does, or its weight with another", () => {
 
 test("notes count what the list leaves out", () => {
   const tokens = ["a", "b", "c", "d"];
-  const row = shaded([0.5, 0.25, 0.125], { without: 1 });
+  const row = shaded([0.5, 0.25, 0.125], { without: new Set([1]) });
   const notes = rankingNotes(tokens, row, strongest(row, 1), true).join(" ");
   assert.match(notes, /token 1, with 50%\./);
   assert.match(notes, /The other one token: 13% in total\./);

@@ -13,9 +13,9 @@ function source(atOnce = 4) {
   return {
     atOnce,
     asked,
-    tile(text, layer, head, z, i, j, { without, signal } = {}) {
+    tile(text, layer, head, z, i, j, { signal } = {}) {
       return new Promise((done, failed) => {
-        const question = { text, layer, head, z, i, j, without, done, failed };
+        const question = { text, layer, head, z, i, j, done, failed };
         asked.push(question);
         signal.addEventListener("abort", () => {
           question.left = true;
@@ -43,7 +43,7 @@ function pyramid(T, S, from = source()) {
     () => changes++,
     (error) => errors.push(error),
   );
-  made.look({ text: 0, layer: "3", head: 5, T, S, without: null, quantity: PLAIN });
+  made.look({ text: 0, layer: "3", head: 5, T, S, quantity: PLAIN });
   return { made, from, errors, changes: () => changes };
 }
 
@@ -98,7 +98,7 @@ test("a frame asks for its tiles, nearest to the middle first, a few at a time",
   assert.ok(drawn.every(({ tile }) => tile === null));
   assert.equal(from.asked.length, 4);
   assert.deepEqual([from.asked[0].i, from.asked[0].j], [1, 1]); // holds place 350, 350
-  assert.deepEqual([from.asked[0].layer, from.asked[0].head, from.asked[0].without], ["3", 5, null]);
+  assert.deepEqual([from.asked[0].layer, from.asked[0].head], ["3", 5]);
   made.cover({ left: 0, top: 0, right: 700, bottom: 700 }, 0);
   assert.equal(from.asked.length, 4); // they are on their way
 });
@@ -156,7 +156,7 @@ test("questions that nobody waits for are let go, and no error is said of them",
   await settle();
   assert.equal(from.asked[0].left, true);
   assert.deepEqual(errors, []);
-  made.look({ text: 0, layer: "3", head: 6, T: 4096, S: 4096, without: null, quantity: PLAIN });
+  made.look({ text: 0, layer: "3", head: 6, T: 4096, S: 4096, quantity: PLAIN });
   await settle();
   assert.ok(from.asked.every(({ left }) => left));
 });
@@ -164,7 +164,7 @@ test("questions that nobody waits for are let go, and no error is said of them",
 test("a tile that comes for a head which is not looked at any more is not shown", async () => {
   const { made, from, changes } = pyramid(100, 100);
   made.cover(all(100, 100), 0);
-  made.look({ text: 0, layer: "3", head: 6, T: 100, S: 100, without: null, quantity: PLAIN });
+  made.look({ text: 0, layer: "3", head: 6, T: 100, S: 100, quantity: PLAIN });
   from.asked[0].done(tileOf(100, 100, 1));
   await settle();
   assert.equal(made.cell(0, 0), null);
@@ -199,7 +199,7 @@ test("a stopped pyramid leaves its questions and asks nothing until it goes on o
   const before = from.asked.length;
   made.cover(all(100, 100), 0);
   assert.equal(from.asked.length, before);
-  made.look({ text: 0, layer: "3", head: 6, T: 100, S: 100, without: null, quantity: PLAIN });
+  made.look({ text: 0, layer: "3", head: 6, T: 100, S: 100, quantity: PLAIN });
   made.cover(all(100, 100), 0);
   assert.equal(from.asked.length, before + 1);
 });

@@ -85,14 +85,6 @@ for (const [name, arrays] of Object.entries(HEADS)) {
   });
 }
 
-test("a key that is left out counts for nothing, and is still not hidden", async () => {
-  const arrays = HEADS.causal;
-  const wanted = weightsOf(arrays);
-  const tile = await new Head(arrays).tile(1, 0, 0, { without: 0 });
-  near(tile.mass[0], (wanted[1][1] + 0) / 2, 1e-6); // queries 0 and 1, keys 0 and 1 without key 0
-  assert.equal((await new Head(arrays).tile(0, 0, 0, { without: 0 })).max[0], 0);
-});
-
 test("a tile pauses after every query, and what a pause throws ends it", async () => {
   const head = new Head(headArrays({ T: 40 }));
   let pauses = 0;

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.recorder.tokens_of_maps.packed_documents import documents_of_edges, documents_of_positions
+from regard.recorder.tokens_of_maps.text_layout import documents_of_edges, documents_of_positions
 
 IGNORED = -100  # a target that the loss leaves out
 DOCUMENT_NAMES = ("document_ids", "doc_ids", "segment_ids", "seq_idx", "sequence_ids", "sample_ids")

@@ -1,4 +1,4 @@
-"""Counts the visible cells of a mask, of any length, by whole blocks wherever the mask can tell of one."""
+"""Counts the cells that one mask shows and another hides, where some block may have any."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from regard.attention.backends.tiles import visits_between
 from regard.attention.masks.base import Mask
-from regard.attention.masks.grid import Grid, block_table, grid
+from regard.attention.masks.grid import Grid
 from regard.attention.masks.interval import Interval
-from regard.attention.masks.views import MaskView
+from regard.attention.masks.views import MaskOnly, MaskView
 
 BLOCK = 512
 ENTRIES = 1 << 22  # of tiles that are evaluated at a time
@@ -33,9 +33,6 @@ class Cells(NamedTuple):
     first: Cell | None
 
 
-NO_CELLS = Cells(0, None)
-
-
 def cells_beyond(
     mask: Mask, limit: Mask, shape: tuple[int, int, int, int], rows: Tensor | None = None
 ) -> Cells:
@@ -48,26 +45,23 @@ def cells_beyond(
         rows: boolean (B, T), the queries that count; None for all of them.
     """
     B, _, T, S = shape
-    # A tile of all texts has B · block² entries.
-    block = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
-    blocks = block_table(T, S, block, block)
-    (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)
-    bounds = (_joined(x, B) for x in (some & ~limit_every, some & every & ~limit_some))
-    # A mask that cannot tell of blocks, as of a tensor, answers once for a whole row of them.
-    some, every = (x.expand(B, -(-T // block), -(-S // block)) for x in bounds)  # (B, R, C)
+    # A tile of all texts has B · side² entries.
+    side = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
     counted = torch.ones(B, T, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
-    number, first = _whole_blocks(every, counted, block, S)
-    for r, c in (some & ~every).any(0).nonzero().tolist():
-        queries, keys = range(r * block, min((r + 1) * block, T)), range(c * block, min((c + 1) * block, S))
-        at = grid(queries, keys, shape)
-        shown = _joined(mask.allowed(at) & ~limit.allowed(at), B).expand(B, len(queries), len(keys))
-        shown = shown & (counted[:, queries.start : queries.stop] & ~every[:, r, c, None])[..., None]
-        found = int(shown.sum())
-        number += found
-        if found:
-            text, query, key = shown.nonzero()[0].tolist()
-            cell = Cell(text, query + queries.start, key + keys.start)
-            first = cell if first is None else min(first, cell)
+    beyond = mask & ~MaskOnly(limit)
+    number = 0
+    first: Cell | None = None
+    for queries, visited in visits_between(beyond, [*range(0, T, side), T], [*range(0, S, side), S]):
+        for keys in (column.keys for column in visited):
+            spans = range(queries.start, queries.stop), range(keys.start, keys.stop)
+            shown = beyond.tile(*spans, shape)
+            shown = shown if shown.ndim == 2 else shown.any(1)  # of any head
+            shown = shown.expand(B, *map(len, spans)) & counted[:, queries, None]
+            number += int(shown.sum())
+            if bool(shown.any()):
+                text, query, key = shown.nonzero()[0].tolist()
+                cell = Cell(text, query + queries.start, key + keys.start)
+                first = cell if first is None else min(first, cell)
     return Cells(number, first)
 
 
@@ -132,24 +126,3 @@ def are_equal(mask: Mask, other: Mask) -> bool:
         if not same:
             return False
     return True
-
-
-def _whole_blocks(every: Tensor, counted: Tensor, block: int, S: int) -> Cells:
-    """Count the cells of blocks (B, R, C) that are shown as a whole, in the rows (B, T) that count."""
-    B, R, C = every.shape
-    T = counted.shape[1]
-    heights = pad(counted.int(), (0, R * block - T)).view(B, R, block).sum(-1)  # (B, R)
-    widths = (S - torch.arange(C, device="cpu") * block).clamp(max=block)
-    number = int((every * heights[..., None] * widths).sum())
-    if not number:
-        return NO_CELLS
-    text, r, c = (every & (heights > 0)[..., None]).nonzero()[0].tolist()
-    query = r * block + int(counted[text, r * block : (r + 1) * block].int().argmax())
-    return Cells(number, Cell(text, query, c * block))
-
-
-def _joined(x: Tensor, B: int) -> Tensor:
-    """Return what holds for any head, (B, rows, columns), of a tensor that broadcasts to (B, H, …)."""
-    x = x.cpu()
-    x = x.reshape((1,) * (4 - x.ndim) + x.shape).any(1)
-    return x.expand(B, *x.shape[1:])

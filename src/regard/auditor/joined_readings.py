@@ -13,8 +13,7 @@ from regard.auditor.cells import Cell, Cells
 from regard.auditor.inside import LayerReading
 from regard.auditor.ranks import Ranks
 
-PLAIN = ("name", "key", "kind", "mask", "expected", "certified", "why", "window", "expected_window")
-FLAGS = ("sees_only_padding", "hears_padding", "is_causal", "is_linear", "within_rank")
+OWN = ("heard_mask", "expected_mask", "real")  # what stays on a rank
 
 
 def join_readings(readings: Sequence[LayerReading], ranks: Ranks) -> list[LayerReading]:
@@ -35,13 +34,12 @@ def join_readings(readings: Sequence[LayerReading], ranks: Ranks) -> list[LayerR
 
 def _data(reading: LayerReading) -> dict[str, Any]:
     """Return what other ranks need of a reading, without its masks."""
-    return {name: getattr(reading, name) for name in (*PLAIN, *FLAGS, "lost", "asked", "shape")} | {
-        "wrong": reading.wrong,
-        "shares": {question: share.tolist() for question, share in reading.shares.items()},
-    }
+    data = {name: value for name, value in vars(reading).items() if name not in OWN}
+    return data | {"shares": {question: share.tolist() for question, share in reading.shares.items()}}
 
 
 def _reading(data: dict[str, Any]) -> LayerReading:
+    """Return a reading from what JSON has made of it."""
     cells = {q: Cells(n, None if first is None else Cell(*first)) for q, (n, first) in data["wrong"].items()}
     shares = {question: torch.tensor(share, device="cpu") for question, share in data["shares"].items()}
     others = {name: tuple(data[name]) for name in ("lost", "asked", "shape")}

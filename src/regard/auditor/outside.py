@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any, cast
 
@@ -17,10 +18,9 @@ from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
-from regard.auditor.cells import Cell
 from regard.auditor.ranks import Ranks, find_lockstep
 from regard.interventions.effects import evaluating
-from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
+from regard.recorder.rank_group import is_dtensor
 
 RUNNING = "runs"  # what a rank tells those that run in step with it
 RUNS = 8  # at most, beside the one that is captured
@@ -46,8 +46,6 @@ class OutsideReading:
     """By question ("documents", "padding", "future", "both ways", "alone", "eager"): whether it is right."""
     evidence: dict[str, str] = field(default_factory=dict)
     """By question: what was seen, in a sentence."""
-    moved: dict[str, Cell] = field(default_factory=dict)
-    """By question: the text, the position that moved and one that was changed."""
     runs: int = 0
     why: str = ""
     """Why nothing could be tried; "" if something was."""
@@ -56,11 +54,10 @@ class OutsideReading:
 class Prober:
     """Runs a model on changed batches and compares its outputs, on all ranks in step."""
 
-    def __init__(self, model: nn.Module, batch: TextBatch, ranks: Ranks | None = None) -> None:
-        self.model, self.batch = model, batch
-        self.ranks = Ranks() if ranks is None else ranks
+    def __init__(self, model: nn.Module, batch: TextBatch, ranks: Ranks) -> None:
+        self.model, self.batch, self.ranks = model, batch, ranks
+        self.config = getattr(model, "config", None)
         self.reading = OutsideReading()
-        self.alone: Tensor | None = None  # what the last document gave alone
         self.lockstep = find_lockstep(model)
 
     def probe(self, order: bool | None, masks_are_right: bool, output: Any = None) -> OutsideReading:
@@ -133,10 +130,10 @@ class Prober:
         """Return by how much the outputs of two runs differ at each position, (B, T)."""
         return self.ranks.join((one.float() - other.float()).abs().flatten(2).amax(-1))
 
-    def _moves(self, other: Tensor, factor: float = 1.0) -> Tensor:
-        """Return which positions (B, T) of real tokens differ from the base run."""
+    def _moves(self, other: Tensor, base: Tensor | None = None) -> Tensor:
+        """Return which positions (B, T) of real tokens differ between two runs, one of them the first."""
         # Written as a negation, so that NaN counts as moved.
-        return ~(self._difference(other, self.base) <= factor * self.limit) & self.batch.real
+        return ~(self._difference(other, self.base if base is None else base) <= self.limit) & self.batch.real
 
     def _limit(self, base: Tensor) -> float:
         """Return by how much outputs may differ by rounding alone."""
@@ -144,32 +141,28 @@ class Prober:
         largest = float(size.max()) if len(size) else 1.0
         return TOLERANCES.get(base.dtype, 1e-4) * largest
 
-    def _others(self, ids: Tensor, chosen: Tensor, step: int = 1) -> Tensor:
-        """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
-        real = torch.unique(ids.cpu()[self.batch.real])
-        config = getattr(self.model, "config", None)
+    def _run_changed(self, chosen: Tensor, step: int = 1) -> Tensor | None:
+        """Run the batch with other tokens in the place of those chosen, which occur elsewhere in it."""
+        ids, real = self.batch.ids.cpu(), self.batch.real
         # Models give these a meaning of their own: RoBERTa counts positions by the padding token.
-        special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+        special = {getattr(self.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
         # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
         placeholders = {
-            getattr(config, f"{kind}_token_{name}", None)
+            getattr(self.config, f"{kind}_token_{name}", None)
             for kind in ("image", "video", "audio")
             for name in ("id", "index")
         } - {None}
         special |= placeholders
         # The device is named in the whole package, since torch.set_default_device may have chosen another.
         kept = torch.tensor(sorted(placeholders), dtype=ids.dtype, device="cpu")
-        chosen = chosen & ~torch.isin(ids.cpu(), kept)
-        plain = [x for x in real.tolist() if x not in special] or real.tolist()
+        plain = [x for x in torch.unique(ids[real]).tolist() if x not in special]
         # A batch of very few different tokens has none to exchange them for.
-        vocabulary = len(plain) if len(plain) > step + 1 else 0
-        if not vocabulary:
+        if len(plain) <= step + 1:
             plain = [x for x in range(1, 8 + step) if x not in special]
-            vocabulary = len(plain)
         table = torch.tensor(plain, device="cpu")
-        places = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
-        other = table[(places + step) % vocabulary].to(ids)
-        return torch.where(chosen.to(ids.device), other, ids)
+        places = torch.searchsorted(table, ids.clamp(max=max(plain)))
+        other = torch.where(chosen & ~torch.isin(ids, kept), table[(places + step) % len(plain)].to(ids), ids)
+        return self._run(self.batch.with_ids(other.to(self.batch.ids.device)))
 
     def _ask_documents(self) -> None:
         documents, real = self.batch.documents, self.batch.real
@@ -182,57 +175,49 @@ class Prober:
         for run in range(1 + max(max(code) for code in codes)):
             chosen = [number for number, code in enumerate(codes) if run in code]
             inside = torch.isin(ranks, torch.tensor(chosen, device="cpu")) & real
-            other = self._run(self.batch.with_ids(self._others(self.batch.ids, inside)))
-            if other is None:
+            if (other := self._run_changed(inside)) is None:
                 return
-            difference = self._difference(other, self.base)
-            moved = ~(difference <= self.limit) & real
+            moved = self._moves(other)
             # If not even the changed tokens move, nothing was tried.
             checked |= bool((moved & inside).any())
             elsewhere = moved & ~inside & inside.any(1, keepdim=True)
             if bool(elsewhere.any()):
                 text, position = elsewhere.nonzero()[0].tolist()
-                source = int(inside[text].nonzero()[0])
                 changed = sorted({int(number) for number in ranks[text][inside[text]]})
                 self._answer(
                     "documents",
                     False,
                     f"changing {_documents(changed)} of text {text} moves position {position}, in document "
-                    f"{int(ranks[text, position])}, by {float(difference[text, position]):.2g}",
-                    Cell(text, position, source),
+                    f"{int(ranks[text, position])}, by "
+                    f"{float(self._difference(other, self.base)[text, position]):.2g}",
                 )
                 return
         if checked:
             self._answer("documents", True, f"changing {len(codes)} documents moves no other")
 
     def _ask_padding(self) -> None:
-        padding = ~self.batch.real
-        if not bool(padding.any()):
+        if not self.batch.has_padding:
             return
         # Two runs with other tokens than padding: RoBERTa counts positions by which ids are padding.
-        first, second = (
-            self._run(self.batch.with_ids(self._others(self.batch.ids, padding, step))) for step in (1, 2)
-        )
+        first, second = (self._run_changed(~self.batch.real, step) for step in (1, 2))
         if first is None or second is None:
             return
-        moved = ~(self._difference(first, second) <= self.limit) & self.batch.real
+        moved = self._moves(first, second)
         if bool(moved.any()):
             text, position = moved.nonzero()[0].tolist()
-            source = int(padding[text].nonzero()[0]) if bool(padding[text].any()) else 0
             sentence = f"changing padding of text {text} moves position {position}, which is no padding"
-            self._answer("padding", False, sentence, Cell(text, position, source))
+            self._answer("padding", False, sentence)
         else:
             self._answer("padding", True, "changing the padding moves nothing else")
 
     def _ask_order(self, order: bool | None) -> None:
         real = self.batch.real
         T = real.shape[1]
-        last = T - 1 - real.flip(1).int().argmax(1)  # (B,)
-        chosen = torch.arange(T, device="cpu") == last[:, None]
         if order is None or T < 2:
             return
-        other = self._run(self.batch.with_ids(self._others(self.batch.ids, chosen)))
-        if other is None:
+        last = T - 1 - real.flip(1).int().argmax(1)  # (B,)
+        chosen = torch.arange(T, device="cpu") == last[:, None]
+        if (other := self._run_changed(chosen)) is None:
             return
         moved = self._moves(other)
         if not bool((moved & chosen).any()):
@@ -243,22 +228,55 @@ class Prober:
             same = (self.batch.blocks == block) & (block >= 0)
             first = torch.where(same.any(1), same.int().argmax(1), last)
         before = moved & (torch.arange(T, device="cpu") < first[:, None])
-        if order and bool(before.any()):
+        moves = bool(before.any())
+        if order and moves:
             text, position = before.nonzero()[0].tolist()
             sentence = f"changing the last token of text {text}, {int(last[text])}, moves position {position}"
-            self._answer("future", False, sentence, Cell(text, position, int(last[text])))
+            self._answer("future", False, sentence)
         elif order:
             self._answer("future", True, "changing the last tokens moves nothing before them")
         else:
-            moves = bool(before.any())
             sentence = "moves earlier positions" if moves else "moves no earlier position"
             self._answer("both ways", moves, f"changing the last tokens {sentence}")
 
+    @cached_property
+    def single(self) -> tuple[int, Tensor, dict[str, Any], Tensor] | None:
+        """The last document of a text, or a padded text, alone: text, places, arguments and outputs.
+
+        None if there is no such part, or if it cannot be run alone.
+        """
+        documents, real = self.batch.documents, self.batch.real
+        if documents is not None:
+            counts = [len(set(row[keep].tolist())) for row, keep in zip(documents, real, strict=True)]
+            text = next((i for i, count in enumerate(counts) if count > 1), 0)
+            chosen = (documents[text] == documents[text][real[text]][-1]) & real[text]
+        elif self.batch.has_padding:
+            text = int((~real & real.any(1, keepdim=True)).sum(1).argmax())  # the one with most padding
+            chosen = real[text]
+        else:
+            return None
+        places = chosen.nonzero().flatten()
+        # Tokens with others between them cannot be run as one text.
+        if len(places) < 2 or bool((places.diff() != 1).any()):
+            return None
+        arguments: dict[str, Any] = {}
+        for name, x in self.batch.arguments.items():
+            if name == "attention_mask" and self.batch.given_mask is not None:
+                arguments[name] = _square(x, text, places)
+            elif name in SEVERAL or isinstance(x, Mask):
+                continue
+            elif not isinstance(x, Tensor):
+                arguments[name] = x
+            elif x.shape == self.batch.ids.shape:
+                arguments[name] = x[text : text + 1, places.to(x.device)]
+            else:
+                return None
+        output = self._run(arguments)
+        return None if output is None else (text, places, arguments, output)
+
     def _ask_alone(self) -> None:
         """Run one document, or one padded text, alone: it should come out as it does in the batch."""
-        batch = self.batch
-        documents, real = batch.documents, batch.real
-        config = getattr(self.model, "config", None)
+        batch, config = self.batch, self.config
         # Frequencies that grow with the length of the text, and chunks that are counted from its beginning.
         scaling = str(getattr(config, "rope_scaling", None) or getattr(config, "rope_parameters", None))
         if "dynamic" in scaling or "longrope" in scaling or getattr(config, "attention_chunk_size", None):
@@ -266,74 +284,41 @@ class Prober:
         if getattr(config, "index_topk", None):  # DeepSeek-V3.2 chooses keys by scores that other sizes round
             return
         # The text of an encoder, or a prefix that is read both ways, cannot be cut off.
-        if batch.source is not None or batch.blocks is not None:
+        if batch.source is not None or batch.blocks is not None or self.single is None:
             return
-        if documents is not None:
-            text, chosen = self._last_document(documents)
-        elif batch.has_padding:
-            text = int((~real & real.any(1, keepdim=True)).sum(1).argmax())  # the one with most padding
-            chosen = real[text]
-        else:
-            return
-        places = chosen.nonzero().flatten()
-        # Tokens with others between them cannot be run as one text.
-        if len(places) < 2 or bool((places.diff() != 1).any()):
-            return
-        arguments = self._alone(text, places)
-        output = None if arguments is None else self._run(arguments)
-        if output is None:
-            return
-        self.alone = output
+        text, places, _, output = self.single
         base = self.base[text, places.to(self.base.device)]
         difference = (output[0].float() - base.float()).abs().flatten(1).amax(-1)
-        right = bool((difference <= OTHER_SIZES * self.limit).all())
-        what = "the last document" if documents is not None else f"text {text}"
-        if right:
+        what = "the last document" if batch.documents is not None else f"text {text}"
+        if bool((difference <= OTHER_SIZES * self.limit).all()):
             self._answer("alone", True, f"{what} alone gives what it gives in the batch")
             return
         position = int(places[int(difference.argmax())])
         sentence = f"{what} alone gives other outputs than in the batch, at position {position} by "
-        self._answer(
-            "alone", False, f"{sentence}{float(difference.max()):.2g}", Cell(text, position, int(places[0]))
-        )
-
-    def _last_document(self, documents: Tensor) -> tuple[int, Tensor]:
-        """Return the first text with several documents, and which of its tokens (T,) are of the last one."""
-        real = self.batch.real
-        counts = [len(set(row[keep].tolist())) for row, keep in zip(documents, real, strict=True)]
-        text = next((i for i, count in enumerate(counts) if count > 1), 0)
-        return text, (documents[text] == documents[text][real[text]][-1]) & real[text]
-
-    def _alone(self, text: int, places: Tensor) -> dict[str, Any] | None:
-        """Return the arguments for some tokens of one text; None if one of them cannot be divided."""
-        arguments: dict[str, Any] = {}
-        for name, x in self.batch.arguments.items():
-            if name == "attention_mask" and self.batch.given_mask is not None:
-                arguments[name] = _square(x, text, places)
-                continue
-            if name in SEVERAL or isinstance(x, Mask):
-                continue
-            if not isinstance(x, Tensor):
-                arguments[name] = x
-            elif x.shape == self.batch.ids.shape:
-                arguments[name] = x[text : text + 1, places.to(x.device)]
-            else:
-                return None
-        return arguments
+        self._answer("alone", False, f"{sentence}{float(difference.max()):.2g}")
 
     def _ask_eager(self) -> None:
-        """Run the model's eager implementation beside its own."""
-        config = getattr(self.model, "config", None)
+        """Run the model's eager implementation beside its own.
+
+        FlashAttention keeps packed documents apart by their borders, which eager attention ignores: of these
+        one document is run alone.
+        """
         # Transformers has no public name for the implementation in use.
-        now = getattr(config, "_attn_implementation", None)
+        now = getattr(self.config, "_attn_implementation", None)
         switch: Callable[[Any], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
             return
+        arguments, base, real, of = self.batch.arguments, self.base, self.batch.real, ""
         if self.batch.documents is not None:
-            self._ask_eager_alone(self.batch.documents)
-            return
+            if self.single is None:
+                return
+            _, _, arguments, base = self.single
+            real, of = (
+                torch.ones(base.shape[:2], dtype=torch.bool, device="cpu"),
+                "of the last document alone: ",
+            )
         # A model of pictures and text may have another implementation in each part.
-        parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
+        parts = {name: getattr(self.config, name, None) for name in getattr(self.config, "sub_configs", {})}
         before = {name: getattr(x, "_attn_implementation", None) for name, x in parts.items()}
         # Dbrx and Moshi have parts without an implementation, which cannot be set to None again.
         before = {name: x for name, x in before.items() if x is not None}
@@ -341,61 +326,34 @@ class Prober:
         why = self.reading.why
         try:
             switch("eager")
-            other = self._run(self._with_float_mask())
+            other = self._run(self._with_float_mask(arguments))
         except Exception:  # models say in many ways that they have one implementation only
             other = None
         finally:
             switch(before | {"": now} if before else now)
         self.reading.why = why
         # Eager attention of padded texts in float64 gives NaN: its softmax is float32 (transformers 5.22).
-        if other is None or not bool(other[self.batch.real.to(other.device)].isfinite().all()):
+        if other is None or not bool(other[real.to(other.device)].isfinite().all()):
             return
-        moved = self._moves(other, OTHER_SIZES)
+        moved = ~(self._difference(other, base) <= OTHER_SIZES * self.limit) & real
         if bool(moved.any()):
             text, position = moved.nonzero()[0].tolist()
             sentence = f"with its attention computed eagerly, position {position} of text {text} is another"
-            self._answer("eager", False, sentence, Cell(text, position, position))
+            self._answer("eager", False, f"{of}{sentence}")
         else:
-            self._answer("eager", True, f"“{now}” and “eager” give the same outputs")
+            self._answer("eager", True, f"{of}“{now}” and “eager” give the same outputs")
 
-    def _ask_eager_alone(self, documents: Tensor) -> None:
-        """Run one document alone, and eagerly too.
-
-        FlashAttention keeps packed documents apart by their borders, which eager attention ignores: on the
-        whole batch the two may differ, and both be right.
-        """
-        text, chosen = self._last_document(documents)
-        places = chosen.nonzero().flatten()
-        arguments = self._alone(text, places)
-        if arguments is None or bool((places.diff() != 1).any()):
-            return
-        ids, mask = arguments[self.batch.name], arguments.get("attention_mask")
-        real = torch.ones(ids.shape, dtype=torch.bool, device="cpu")
-        single = Prober(
-            self.model, TextBatch(arguments, self.batch.name, ids, real, given_mask=mask), self.ranks
-        )
-        base = single._run(arguments) if self.alone is None else self.alone
-        if base is not None:
-            single.base, single.limit = base, single._limit(base)
-            single._ask_eager()
-        self.reading.runs += single.reading.runs
-        for right in single.reading.answers.values():
-            self._answer("eager", right, f"of the last document alone: {single.reading.evidence['eager']}")
-
-    def _with_float_mask(self) -> dict[str, Any]:
-        """Return the arguments with a boolean mask (B, H, T, S) as numbers: eager attention adds it."""
-        mask = self.batch.given_mask
-        if mask is None or mask.dtype != torch.bool:
-            return self.batch.arguments
+    def _with_float_mask(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments with a boolean mask (B, H, T, S) as numbers: eager attention adds it."""
+        mask = arguments.get("attention_mask")
+        if self.batch.given_mask is None or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            return arguments
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         low = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-        return self.batch.arguments | {"attention_mask": low}
+        return arguments | {"attention_mask": low}
 
-    def _answer(self, question: str, right: bool, sentence: str, cell: Cell | None = None) -> None:
-        self.reading.answers[question] = right
-        self.reading.evidence[question] = sentence
-        if cell is not None:
-            self.reading.moved[question] = cell
+    def _answer(self, question: str, right: bool, sentence: str) -> None:
+        self.reading.answers[question], self.reading.evidence[question] = right, sentence
 
 
 def token_outputs(output: Any, B: int, T: int) -> Tensor | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+from importlib.resources import files
+from string import Template
 from typing import NamedTuple
 
 import numpy as np
@@ -18,17 +20,6 @@ TERMINAL_CELLS = 32
 HIDDEN, SEEN, LEAKED, LOST = range(4)
 COLOURS = ("#f2f2f2", "#3b6ea5", "#d62728", "#ff9f1c")
 CHARACTERS = ("·", "█", "X", "o")
-STYLE = """
-:root{color-scheme:light dark}
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-pre{white-space:pre-wrap;overflow-wrap:anywhere}
-section{display:flex;flex-wrap:wrap;gap:1.5rem}
-figure{max-width:20rem}
-img{image-rendering:pixelated;width:100%;border:1px solid #8888}
-.verdict{font-size:1.25rem;font-weight:600}
-.key{display:flex;flex-wrap:wrap;gap:.25rem 1rem;align-items:center}
-.key i{display:inline-block;width:.9em;height:.9em;margin-right:.35em;border:1px solid #8888}
-"""
 LEGEND = (
     "Queries run down, keys across. █ is seen, · is not; X is seen and should not be, o should be and is not."
 )
@@ -98,16 +89,8 @@ def page(subject: str, sections: list[Section]) -> str:
         f'<span><i style="background:{colour}"></i>{words}</span>'
         for colour, words in zip(COLOURS, meanings, strict=True)
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        # The page shows what models and batches say of themselves: it must run and fetch nothing.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        "style-src 'unsafe-inline'\">"
-        f"<title>{html.escape(subject)}: what it reads</title><style>{STYLE}</style></head><body>"
-        f"<h1>What {html.escape(subject)} reads</h1>"
-        f'<p class="key">Queries run down, keys across. {key}</p>{body}</body></html>'
-    )
+    template = Template(files("regard.auditor").joinpath("page.html").read_text("utf-8"))
+    return template.substitute(subject=html.escape(subject), key=key, body=body)
 
 
 def _figure(layers: list[LayerReading]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 
 from regard.auditor.batch import TextBatch
 from regard.recorder.rank_group import RankGroup, find_group
-from regard.recorder.sources.row_placement import SharedRows, shared_rows
+from regard.recorder.sources.rank_placement import SharedRows, shared_rows
 
 
 @dataclass(frozen=True)

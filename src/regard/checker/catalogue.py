@@ -9,13 +9,11 @@ file has a word of `WORDS` for it.
 from __future__ import annotations
 
 import difflib
-import functools
 import itertools
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -85,14 +83,13 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 
-def read_changes(
+def _read_changes(
     forms: list[dict[str, Any]], variant: type[AttentionVariant | CacheVariant]
 ) -> tuple[dict[str, Any], ...]:
     """Return the fields of `variant` that each form changes; ValueError says which one it does not have."""
-    known = {f.name for f in fields(variant)}
     changes = []
     for form in forms:
-        if unknown := sorted(form.keys() - known):
+        if unknown := sorted(form.keys() - {f.name for f in fields(variant)}):
             raise ValueError(f"changes: {variant.__name__} has no field {', '.join(unknown)}")
         alternatives = [value if isinstance(value, list) else [value] for value in form.values()]
         for values in itertools.product(*alternatives):
@@ -141,103 +138,32 @@ class Mistake:
     unseen_because: str = ""  # why it has no distance from right numbers, in a sentence, if so
 
 
-_FIELDS = {f.name: f for f in fields(Mistake) if f.name != "name"}  # the name is that of the file
-_REQUIRED = [name for name, f in _FIELDS.items() if f.default is MISSING and f.default_factory is MISSING]
-_TABLES = {"changes", "cache_changes", "plants", "mended"}  # the fields that are lists of tables
-
-
 def read_mistake(path: Path) -> Mistake:
     """Return the mistake that a file of `mistakes` holds; ValueError names the file and the fault."""
     try:
         entry = tomllib.loads(path.read_text(encoding="utf-8"))
-        _check_fields(entry)
-        for name, value in entry.items():
-            entry[name] = _read_field(name, value)
-        return Mistake(path.stem, **entry)
-    # The TOMLDecodeError of tomllib is a ValueError, too.
-    except ValueError as error:
+        return Mistake(path.stem, **{name: _read_field(name, value) for name, value in entry.items()})
+    # tomllib's own error is a ValueError, a field that is missing or unknown a TypeError.
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path.name}: {error}") from error
-
-
-def _check_fields(entry: dict[str, Any]) -> None:
-    for name, value in entry.items():
-        if name not in _FIELDS:
-            near = difflib.get_close_matches(name, _FIELDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(_FIELDS)}"
-            raise ValueError(f"{name}: a mistake has no such field; {hint}")
-        if name in _TABLES:
-            expected, fits = "a list of tables", _is_list_of(dict, value)
-        elif name == "layouts":
-            expected, fits = "a list of texts", _is_list_of(str, value)
-        elif name == "found":
-            expected = "tables of detail and evidence"
-            fits = all(isinstance(x, dict) and x.keys() == {"detail", "evidence"} for x in value.values())
-        elif name == "warning":
-            expected, fits = "true or false", isinstance(value, bool)
-        else:
-            expected, fits = "text", isinstance(value, str)
-        if not fits:
-            raise ValueError(f"{name}: expected {expected}, got {value!r}")
-    if missing := [name for name in _REQUIRED if name not in entry]:
-        raise ValueError(f"expected {', '.join(missing)}, too")
-
-
-def _is_list_of(kind: type, value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _read_field(name: str, value: Any) -> Any:
     if name == "changes":
-        return read_changes(value, AttentionVariant)
+        return _read_changes(value, AttentionVariant)
     if name == "cache_changes":
-        return read_changes(value, CacheVariant)
+        return _read_changes(value, CacheVariant)
     if name == "layouts":
         return tuple(value)
     if name in ("plants", "mended"):
-        return _read_swaps(name, value)
-    if name == "found":
-        return {
-            check: {key: _unwrapped(text) for key, text in words.items()} for check, words in value.items()
-        }
-    return _unwrapped(value) if isinstance(value, str) else value
-
-
-def _unwrapped(text: str) -> str:
-    return " ".join(text.split())  # prose is wrapped in the file
-
-
-def _read_swaps(name: str, entries: list[dict[str, Any]]) -> dict[str, tuple[Swap, ...]]:
-    """Return the swaps by template, which may share them."""
-    swaps: dict[str, tuple[Swap, ...]] = {}
-    for entry in entries:
-        texts = [entry.get("replace"), entry.get("with")]
-        if len(entry) != 3 or not _is_list_of(str, entry.get("in")) or not _is_list_of(str, texts):
-            raise ValueError(
-                f"{name}: expected in (a list of programs), replace and with (texts), got {entry}"
-            )
-        for kind in entry["in"]:
-            swaps[kind] = (*swaps.get(kind, ()), (entry["replace"], entry["with"]))
-    return swaps
-
-
-_FOLDER = Path(__file__).parent
-Value = TypeVar("Value")
-
-
-class _ReadOnFirstUse(Mapping[str, Value]):
-    """A mapping that is read when it is first used: importing the checker opens no file."""
-
-    def __init__(self, read: Callable[[], dict[str, Value]]) -> None:
-        self._read = functools.cache(read)
-
-    def __getitem__(self, key: str) -> Value:
-        return self._read()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read())
-
-    def __len__(self) -> int:
-        return len(self._read())
+        swaps: dict[str, tuple[Swap, ...]] = {}  # by template; several may share one
+        for entry in value:
+            for kind in entry["in"]:
+                swaps[kind] = (*swaps.get(kind, ()), (entry["replace"], entry["with"]))
+        return swaps
+    if isinstance(value, dict):
+        return {key: _read_field("", text) for key, text in value.items()}
+    return " ".join(value.split()) if isinstance(value, str) else value  # prose is wrapped in the file
 
 
 def read_themes(folder: Path) -> dict[str, tuple[Mistake, ...]]:
@@ -252,10 +178,8 @@ def read_themes(folder: Path) -> dict[str, tuple[Mistake, ...]]:
     return {theme: tuple(read_mistake(files[name]) for name in names[theme]) for theme in names}
 
 
-THEMES: Mapping[str, tuple[Mistake, ...]] = _ReadOnFirstUse(lambda: read_themes(_FOLDER))
-CATALOGUE: Mapping[str, Mistake] = _ReadOnFirstUse(
-    lambda: {mistake.name: mistake for theme in THEMES.values() for mistake in theme}
-)
+THEMES = read_themes(Path(__file__).parent)
+CATALOGUE = {mistake.name: mistake for theme in THEMES.values() for mistake in theme}
 
 
 def get_mistake(name: str) -> Mistake:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ from regard.checker.oracle.oracle import (
     relative_error,
 )
 from regard.checker.oracle.question import Answer, Question
-from regard.checker.oracle.variant import CORRECT
 from regard.checker.reports.report import Check, Diagnosis
 from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.call_tensors import copy_module, in_dtype
@@ -145,31 +143,6 @@ class CheckSession:
             error = (oracle or self.presumed_oracle).error(question, reply.answer)
         return ComparedAnswer(question, reply.answer, reply.error_line, error, error < self.tolerance)
 
-    def name_variant(
-        self,
-        asked: ComparedAnswer,
-        intent: Intent,
-        variants: Iterable[tuple[str, dict[str, Any]]],
-        detail: str,
-        start: str = "Your output",
-        *,
-        warnings: Collection[str] = (),
-    ) -> bool:
-        """Record the first mistake whose variant gives a wrong answer; returns whether there is one.
-
-        `detail` and `start` say what was observed; `warnings` are mistakes that only warn here.
-        """
-        question = intent.apply(asked.question)
-        for name, change in variants if asked.answer is not None else ():
-            answer = replace(CORRECT, **change).answer(question, intent.wiring)
-            if asked.answer is not None and (error := relative_error(asked.answer, answer)) < self.tolerance:
-                evidence = f"{start} equals attention {get_mistake(name).what}, {describe_agreement(error)}."
-                only = name in warnings
-                check = asked.question.name
-                self.add_mistake(check, detail, name, evidence, error, distance=asked.distance, warning=only)
-                return True
-        return False
-
     def error(self, observation: Observation) -> float:
         """Return how far an answer is from right."""
         return self.presumed_oracle.error(observation.question, observation.answer)
@@ -204,21 +177,25 @@ class CheckSession:
         """
         return replace(question, flag=False) if self.subject.is_transformers else question
 
+    def add_check(self, name: str, status: str, detail: str, mistake: str = "") -> None:
+        """Record a check with its outcome; see `Check`."""
+        self.checks.append(Check(name, status, detail, mistake))
+
     def add_pass(self, name: str, detail: str = "") -> None:
         """Record a check that passed."""
-        self.checks.append(Check(name, "passed", detail))
+        self.add_check(name, "passed", detail)
 
     def add_skip(self, name: str, reason: str) -> None:
         """Record a check that could not be made."""
-        self.checks.append(Check(name, "skipped", reason))
+        self.add_check(name, "skipped", reason)
 
     def add_untried(self, name: str, how: str) -> None:
         """Record a check that was not made; `how` says what the caller can do to have it made."""
-        self.checks.append(Check(name, "untried", how))
+        self.add_check(name, "untried", how)
 
     def add_failure(self, name: str, detail: str) -> None:
         """Record a check that failed, without a diagnosis."""
-        self.checks.append(Check(name, "failed", detail))
+        self.add_check(name, "failed", detail)
 
     def add_mistake(
         self,
@@ -244,7 +221,7 @@ class CheckSession:
             warning: whether it only warns, even if the mistake usually fails the check.
         """
         warning = warning or get_mistake(name).warning
-        self.checks.append(Check(check, "warning" if warning else "failed", detail, name))
+        self.add_check(check, "warning" if warning else "failed", detail, name)
         self.add_diagnosis(name, evidence, error, distance=distance, warning=warning)
 
     def find(
@@ -284,7 +261,7 @@ class CheckSession:
                 Diagnosis(name, evidence, entry.effect, entry.fix, error, distance, warning=warning)
             )
 
-    def add_match(self, match: Match, distance: float) -> None:
+    def add_match(self, match: Match, distance: float, *, warning: bool = False) -> None:
         """Record the mistakes whose variants reproduced the code's numbers.
 
         `distance` is how far from right these numbers are, in tolerances.
@@ -296,7 +273,7 @@ class CheckSession:
             start = "On some inputs your output" if match.partial else "Your output"
             evidence = f"{start} equals attention {entry.what}{together}, {describe_agreement(match.error)}"
             evidence += f": {match.detail}." if match.detail else "."
-            self.add_diagnosis(name, evidence, match.error, distance=distance)
+            self.add_diagnosis(name, evidence, match.error, distance=distance, warning=warning)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import typer
 
 from regard.cli.parts.options import AsJson
 from regard.cli.parts.signals import allow_closed_pipe
-from regard.cli.parts.verdict import EXIT_CODES
+from regard.cli.parts.verdict import EXIT_CODES, end_with
 from regard.support.characters import escape
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def check(
             _print_catalogue(as_json)
         return
     if visibility:
-        with allow_closed_pipe():
-            _print_visibility(as_json)
-        return
+        from regard.checker.visibility import measure_visibility
+
+        end_with(measure_visibility(), 0, as_json)
     from regard.checker.errors import CheckError
 
     words = [target, *context.args] if target else []  # --with takes several words
@@ -138,11 +138,10 @@ def check(
         else:
             typer.echo(f"regard: {escape(str(error))}", err=True)
         raise typer.Exit(2) from None
+    if as_json:
+        end_with(report, EXIT_CODES[report.verdict], as_json)
     with allow_closed_pipe():
-        if as_json:
-            typer.echo(escape(report.to_json()))
-        else:
-            print_report(report)
+        print_report(report)
     raise typer.Exit(EXIT_CODES[report.verdict])
 
 
@@ -185,14 +184,6 @@ def print_report(report: Report) -> None:
         text.stylize(STYLES.get(line.style, ""), 0, line.styled)
         # soft_wrap: the lines were wrapped to the width already, and Rich would break them once more.
         console.print(text, soft_wrap=True)
-
-
-def _print_visibility(as_json: bool) -> None:
-    """Print the distance of every mistake on the inputs of a check."""
-    from regard.checker.visibility import measure_visibility
-
-    measured = measure_visibility()
-    typer.echo(measured.to_json() if as_json else str(measured))
 
 
 def _print_catalogue(as_json: bool) -> None:

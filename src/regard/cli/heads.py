@@ -123,9 +123,11 @@ def _study(
     model: Model, ids: list[Tensor], probe: bool, shuffle: bool, status: Any
 ) -> tuple[HeadTable, list[str]]:
     """The table, and what is to be said of layers that could not be certified."""
+    import torch
     from rich.text import Text
 
     from regard.heads import study
+    from regard.recorder.tokens_of_maps.tokens import decode_tokens
 
     doubts: dict[str, str] = {}
 
@@ -151,16 +153,13 @@ def _study(
         model=model.title,
         report=lambda message: status.update(Text(escape(f"{model.title}: {message}"))),
     )
-    return table.with_token_texts(lambda token: _token_text(model, token)), list(doubts.values())
-
-
-def _token_text(model: Model, token: int) -> str:
-    import torch
-
-    from regard.recorder.tokens_of_maps.tokens import decode_tokens
-
-    # A tensor on the CPU also under torch.set_default_device, as the other ids of the command are.
-    return decode_tokens(model.tokenizer, torch.tensor([[token]], device="cpu"))[0][0]
+    return (
+        table.with_token_texts(
+            # On the CPU, also under torch.set_default_device, as the other ids of the command are.
+            lambda token: decode_tokens(model.tokenizer, torch.tensor([[token]], device="cpu"))[0][0]
+        ),
+        list(doubts.values()),
+    )
 
 
 def _title(table: HeadTable) -> Any:

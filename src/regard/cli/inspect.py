@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from regard.cli.parts.model import Model
     from regard.gpt import GPT
-    from regard.heads import SurveyResult
     from regard.recorder import Capture
     from regard.show.data.contents import Contents
     from regard.show.server.app import Site
@@ -118,6 +117,8 @@ def inspect(
     """
     from rich.console import Console
 
+    from regard.heads import read_survey
+
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if captures and (model or text or file):
         raise ValueError("expected captures to show or a model to read with (--model, --text), not both")
@@ -132,6 +133,7 @@ def inspect(
     def prepare(report: ReportProgress) -> Prepared:
         from regard.cli.parts.model import Model
         from regard.show.data.contents import Contents
+        from regard.show.saved.model_block import check_model
 
         if captures:
             opened, inside, seen = None, None, [_loaded(path) for path in captures]
@@ -141,7 +143,7 @@ def inspect(
             # A total of 0 says that it is not known.
             report("opening the included model" if name == "default" else f"opening {name}", 0, 0)
             opened = Model.open(name)
-            inside = _fitting(opened) if with_model else None
+            inside = check_model(opened.module) if with_model else None
             seen = [_read(opened, texts, number, report) for number in range(len(texts))]
             titles = [title for title, _ in texts]
         folder = run or (opened.run if opened else None)
@@ -156,7 +158,7 @@ def inspect(
     began = time.monotonic()
     with show_steps(console, lines=out is not None) as show:
         texts = _texts(text or [], file or [])
-        found = None if survey is None else _surveyed(survey)
+        found = None if survey is None else read_survey(survey)
         if out is not None:
             prepared = prepare(show)
             _complete(prepared, texts[0][1], show)
@@ -221,12 +223,6 @@ def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     return found or [(TITLE, STORY)]
 
 
-def _surveyed(path: Path) -> SurveyResult:
-    from regard.heads import read_survey
-
-    return read_survey(path)
-
-
 def _loaded(path: Path) -> Capture:
     from regard.recorder import Capture, load
 
@@ -262,13 +258,6 @@ def _written(opened: Model, text: str, contents: Any) -> list[Mapping[str, objec
         generated = opened.read(start, continuation=ids)
         lines.append({"captured": contents.add(generated, "What the model wrote")})
     return lines
-
-
-def _fitting(opened: Model) -> GPT:
-    """The model, if a page can hold and run it."""
-    from regard.show.saved.model_block import check_model
-
-    return check_model(opened.module)
 
 
 def _write(console: Any, prepared: Prepared, out: Path, exact: bool, show: ReportProgress) -> Contents:

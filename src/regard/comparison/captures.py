@@ -159,8 +159,8 @@ class Comparison(PrintedOutput):
 def compare(seen_a: Capture, seen_b: Capture, *, batch: int | tuple[int, int] | None = None) -> Comparison:
     """Compare two captures: two prompts, or two models or checkpoints that read one text.
 
-    - `seen_a`, `seen_b`: the captures. Tokens are aligned by the longest common subsequence of their ids, so
-      the tokenizer has to be the same; layers and heads by their numbers in the model.
+    - `seen_a`, `seen_b`: the captures. Tokens are aligned by their ids, as `difflib` aligns lines, so the
+      tokenizer has to be the same; layers and heads by their numbers in the model.
     - `batch`: which text of each capture, if it has several: one number for both, or a pair.
 
     For each head that both have, the comparison gives the total variation distance between the rows of every

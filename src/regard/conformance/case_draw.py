@@ -1,4 +1,4 @@
-"""A case from what its row in the table says: the shapes draw their numbers.
+"""The cases of `cases.toml`, whose shapes draw their numbers.
 
 The numbers depend on a seed and on the name of the case alone. Every number of q, k and v is a multiple of
 1/32 between -2 and 2, which float16 and bfloat16 hold exactly: an implementation in any precision gets the
@@ -8,7 +8,9 @@ same numbers, and its error is its own.
 from __future__ import annotations
 
 import random
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,12 @@ from regard.conformance.cases import ConformanceCase, NumberStream
 
 # What inputs are multiplied by where they are large, so that exponentials of scores overflow float32.
 LARGE = {"q": 24.0, "bias": 64.0, "sinks": 64.0}
-Lengths = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def make_cases(seed: int = 0) -> list[ConformanceCase]:
+    """Return all cases; another seed draws other numbers."""
+    table = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+    return [draw_case(seed, name, **arguments) for name, arguments in table.items()]
 
 
 def draw_case(
@@ -29,14 +36,15 @@ def draw_case(
     *,
     dtype: str = "float32",
     scale: float | None = None,
-    pieces: tuple[int, ...] | None = None,
+    pieces: list[int] | None = None,
     large: str = "",
+    opposite: bool = False,
     mask: str = "",
     empty: tuple[int, ...] = (),
     padding: tuple[tuple[int, int], ...] = (),
     bias: str = "",
     sinks: bool = False,
-    lengths: Lengths | None = None,
+    lengths: list[list[int]] | None = None,
     **options: Any,
 ) -> ConformanceCase:
     """Return a case.
@@ -49,6 +57,7 @@ def draw_case(
         scale: a scale that is not 1/√D.
         pieces: how many tokens arrive at a time, with a cache.
         large: the inputs that are large, with a space between two.
+        opposite: whether q is negative and k positive, so that all scores are far below 0.
         mask: the axes of a mask, "TS", "B1TS" or "BHTS".
         empty: the queries that see no key by the mask.
         padding: for each item the first place of its tokens, and that after the last.
@@ -57,8 +66,9 @@ def draw_case(
         lengths: the queries and the keys of packed sequences.
         options: its sizes B, H, G, T, S, D and E, and further fields of a `Question`.
     """
+    packed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     if lengths is not None:
-        queries, keys = lengths
+        packed = queries, keys = tuple(lengths[0]), tuple(lengths[1])
         options = {"B": len(queries), "T": max(queries), "S": max(keys), "layout": "packed"} | options
     sizes = {
         axis: options.pop(axis, default) for axis, default in zip("BHTDE", (2, 4, 7, 10, 6), strict=True)
@@ -85,9 +95,13 @@ def draw_case(
         tensors["bias"] = numbers.draw(*shape(bias))
     for x in large.split():
         tensors[x] = tensors[x] * LARGE[x]
-    question = Question(name, tensors.pop("q"), tensors.pop("k"), tensors.pop("v"), lengths=lengths)
+    if opposite:
+        tensors |= {"q": -tensors["q"].abs(), "k": tensors["k"].abs()}
+    question = Question(name, tensors.pop("q"), tensors.pop("k"), tensors.pop("v"), lengths=packed)
     question = replace(question, flag=bool(options.get("causal")), **tensors, **options)
-    return ConformanceCase(question, what, dtype, scale, pieces, large=bool(large))
+    return ConformanceCase(
+        question, what, dtype, scale, None if pieces is None else tuple(pieces), large=bool(large)
+    )
 
 
 def _visible(seed: str, shape: list[int]) -> Tensor:

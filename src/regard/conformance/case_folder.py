@@ -10,13 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.conformance.case_table import make_cases
+from regard.conformance.case_draw import make_cases
 from regard.conformance.cases import ConformanceCase
 from regard.support.files import FileError, read_json
 from regard.support.safetensor_files import SafetensorFile, write_safetensors
 
 FORMAT, VERSION = "regard-conformance", 2
-READABLE = (1, 2)  # version 1 had the first 30 cases, and no `features` and `tolerances`
 INDEX, TENSORS = "index.json", "cases.safetensors"
 # The largest difference of an output, relative to the largest number of the right one, by dtype.
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
@@ -86,10 +85,9 @@ def read_cases(folder: str | os.PathLike[str]) -> tuple[int, list[ConformanceCas
     """Return the seed of a folder, its cases and its tensors; ValueError says what is wrong with it."""
     folder = Path(folder)
     index = read_json(folder / INDEX, FileError)
-    if index.get("format") != FORMAT or index.get("version") not in READABLE:
+    if index.get("format") != FORMAT or index.get("version") != VERSION:
         found = f"{index.get('format')!r}, version {index.get('version')!r}"
-        versions = " or ".join(map(str, READABLE))
-        raise FileError(f"{folder / INDEX}: expected {FORMAT!r}, version {versions}, got {found}")
+        raise FileError(f"{folder / INDEX}: expected {FORMAT!r}, version {VERSION}, got {found}")
     path = folder / TENSORS
     file = SafetensorFile(path, FileError)
     if hashlib.sha256(path.read_bytes()).hexdigest() != index.get("sha256"):
@@ -97,6 +95,4 @@ def read_cases(folder: str | os.PathLike[str]) -> tuple[int, list[ConformanceCas
     seed = index.get("seed")
     if not isinstance(seed, int):
         raise FileError(f"{folder / INDEX}: expected an integer as seed, got {seed!r}")
-    # An earlier version wrote some of the cases, with the same numbers.
-    cases = [case for case in make_cases(seed) if f"{case.name}.output" in file.shapes]
-    return seed, cases, {name: file.read(name) for name in file.shapes}
+    return seed, make_cases(seed), {name: file.read(name) for name in file.shapes}

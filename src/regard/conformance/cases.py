@@ -1,6 +1,6 @@
 """A case: a question of attention with what the index says of it, its inputs and its right answers.
 
-Which cases there are says `case_table`.
+Which cases there are says `cases.toml`.
 """
 
 from __future__ import annotations
@@ -100,8 +100,7 @@ class ConformanceCase:
         if right.lse is not None:
             answers["lse"] = right.lse[..., None]
         if question.lengths is None:
-            # Kept for one case of several blocks, since version 1 has them there.
-            if question.k.shape[2] <= BLOCK or self.name == "several-blocks":
+            if question.k.shape[2] <= BLOCK:
                 assert right.weights is not None
                 answers["weights"] = right.weights
         else:

@@ -30,40 +30,40 @@ Stop = int | str | Sequence[int | str] | None
 """Tokens or strings after which generation stops."""
 
 
-def generate(
-    model: GPT,
-    prompt: Prompt,
-    *,
-    max_new_tokens: int = 100,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: Stop = None,
-    cache: bool = True,
-) -> Any:
+def generate(model: GPT, prompt: Prompt, **options: Any) -> Any:
     """The prompt with its continuation, of the prompt's type: text, a tensor, or lists of token ids.
 
     - `prompt`: one or several prompts, as text (if the model has a tokenizer) or as token ids.
-    - `max_new_tokens`: the longest continuation.
+    - `max_new_tokens`: the longest continuation, 100 tokens unless it is given.
     - `temperature`, `top_k`, `top_p`, `seed`: see `sampler.Sampler`. Temperature 0 is greedy.
     - `stop`: tokens or strings that end a continuation, of which they are part. In a tensor (B, T), rows that
       end early are padded with their last token.
     - `cache=False` recomputes all keys and values for every token: the same result, more slowly.
     """
     rows = _encode(model, prompt)
-    sampler = Sampler(temperature, top_k, top_p, seed)
     continuations: list[list[int]] = [[] for _ in rows]
-    for tokens in _steps(model, rows, max_new_tokens, sampler, stop, cache):
+    for tokens in next_tokens(model, rows, **options):
         for new, token in zip(continuations, tokens, strict=True):
             if token is not None:
                 new.append(token)
     return _join(model, prompt, rows, continuations)
 
 
-def stream(
+def stream(model: GPT, prompt: Prompt, **options: Any) -> Iterator[Any]:
+    """Yield the continuation of one prompt as it is computed: strings for text, ids for token ids.
+
+    The `options` are those of `generate`. As text, a character of several tokens comes with the last of them.
+    """
+    rows = _encode(model, prompt)
+    if len(rows) != 1:
+        raise ValueError(f"prompt: expected one to stream, got {len(rows)}: use generate for several")
+    tokens = (token for (token,) in next_tokens(model, rows, **options) if token is not None)
+    return _decode_stream(_tokenizer(model), rows[0], tokens) if _is_text(prompt) else tokens
+
+
+def next_tokens(
     model: GPT,
-    prompt: Prompt,
+    prompts: list[list[int]],
     *,
     max_new_tokens: int = 100,
     temperature: float = 0.0,
@@ -72,29 +72,10 @@ def stream(
     seed: int | None = None,
     stop: Stop = None,
     cache: bool = True,
-) -> Iterator[Any]:
-    """Yield the continuation of one prompt as it is computed: strings for text, ids for token ids.
-
-    The arguments are those of `generate`. As text, a character of several tokens comes with the last of them.
-    """
-    rows = _encode(model, prompt)
-    if len(rows) != 1:
-        raise ValueError(f"prompt: expected one to stream, got {len(rows)}: use generate for several")
-    steps = _steps(model, rows, max_new_tokens, Sampler(temperature, top_k, top_p, seed), stop, cache)
-    tokens = (token for (token,) in steps if token is not None)
-    return _decode_stream(_tokenizer(model), rows[0], tokens) if _is_text(prompt) else tokens
-
-
-def _steps(
-    model: GPT,
-    prompts: list[list[int]],
-    limit: int,
-    sampler: Sampler,
-    stop: Stop,
-    cached: bool,
 ) -> Iterator[list[int | None]]:
     """Check the arguments, then yield the next token of every prompt; None for one that is complete."""
-    limit = check_whole_number("max_new_tokens", limit, 0)
+    sampler = Sampler(temperature, top_k, top_p, seed)
+    limit = check_whole_number("max_new_tokens", max_new_tokens, 0)
     longest, context_length = max(map(len, prompts)), model.config.context_length
     # A prompt may be as long as the context if nothing is to be added (max_new_tokens=0).
     if longest > context_length:
@@ -109,7 +90,7 @@ def _steps(
         raise ValueError(
             f"prompt: expected tokens from 0 to {model.config.vocab_size - 1}, got {least} to {most}"
         )
-    return _run(model, prompts, limit, sampler, _stop_condition(model, stop), cached)
+    return _run(model, prompts, limit, sampler, _stop_condition(model, stop), cache)
 
 
 @torch.inference_mode()

@@ -6,7 +6,8 @@ reading weights to `loader`, writing them to `folder`, and choosing tokens to `g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,9 +23,9 @@ from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config
 from regard.gpt.files import folder, loader
 from regard.gpt.generation import Prompt
-from regard.gpt.map_hooks import record_layer_inputs
 from regard.layers import Attention, KVCache, Rotary, WindowCache
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, attention_map
+from regard.support.override import MethodWrappers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -131,11 +132,23 @@ class GPT(nn.Module):
 
         `attention_mask` and `mask` are those of `forward`.
         """
+        found: list[AttentionMap] = []
+
+        def record(
+            layer: Attention, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask
+        ) -> Tensor:
+            m = attention_map(q, k, mask=mask, scale=layer.scale, softcap=layer.softcap, sinks=layer.sinks)
+            found.append(m)
+            return attend(q, k, v, mask)
+
+        wrappers = MethodWrappers()
+        for layer in self.attention_layers:
+            # `attend` and not `forward`: its arguments are after the rotation and after the cache.
+            wrappers.add(layer, "attend", partial(record, layer))
         # Maps are to be read; a graph of every layer would keep all activations.
-        with torch.no_grad():
-            with record_layer_inputs(self.attention_layers) as records:
-                self.states(input_ids, attention_mask=attention_mask, mask=mask)
-            return [inputs.attention_map() for inputs in records]
+        with torch.no_grad(), wrappers.active():
+            self.states(input_ids, attention_mask=attention_mask, mask=mask)
+        return found
 
     @classmethod
     def from_pretrained(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,15 +51,6 @@ WIDENING = 2  # times the 95% interval
 MIN_QUERIES = 6
 FEW_QUERIES, MIN_SCORE_OF_FEW = 16, 0.8
 MAX_NUMBERS = 1 << 25  # of tallies that are joined: 256 MiB
-
-
-class ScoreWithNull(Protocol):
-    """A score with its baseline, as in a table."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def null(self) -> float: ...
 
 
 class Targets(NamedTuple):
@@ -136,8 +127,8 @@ def earned_labels(estimates: Mapping[str, Estimate], targets: Targets | None = N
     return tuple(sorted(excess, key=lambda label: -excess[label]))
 
 
-def sort_labels(labels: Iterable[str], scores: Mapping[str, ScoreWithNull]) -> tuple[str, ...]:
-    """Labels of a head by how far their scores are above uniform attention, the furthest first."""
+def sort_labels(labels: Iterable[str], scores: Mapping[str, Any]) -> tuple[str, ...]:
+    """Labels of a head by how far their `Score`s are above uniform attention, the furthest first."""
 
     def distinction(label: str) -> float:
         found = [scores[name] for name in (label, label + REPEATS) if name in scores]

@@ -114,7 +114,8 @@ def needle(
             f"lengths: expected at most {longest} tokens, the model's context, got {max(lengths)}"
         )
     contexts = list(_contexts(tokenizer, needles, filler, lengths, depths, seed))
-    counts: dict[str, HitCounts] = {}
+    counts: dict[str, Tensor] = {}  # of each layer: (3, needles, H)
+    tokens = torch.zeros(len(needles), dtype=torch.float64, device="cpu")  # of the answers to each needle
     layers: dict[str, LayerHeads] = {}
     correct = total = 0
     for number, context in enumerate(contexts, start=1):
@@ -125,44 +126,26 @@ def needle(
         # strict=False: a model without logits gives no choices.
         correct += sum(a == b for a, b in zip(choices, context.answer, strict=False))
         total += len(context.answer)
+        tokens[context.number] += len(context.answer)
         attention = [layer for layer in seen.layers if not layer.is_linear]
         for i, layer in enumerate(attention):
             key, m = str(layer.key), layer.softmax_map("retrieval")
             layers[key] = name_layer(i, m, [x.key for x in attention], [x.heads for x in attention])
             hits = _count_hits(m, context)
-            counts[key] = hits if key not in counts else counts[key] + hits
-    rows = [row for key in counts for row in _rows(layers[key], counts[key])]
-    tokens = sum(len(context.ids) + len(context.answer) for context in contexts)
-    table = HeadTable(rows, len(needles), tokens, "labels", type(model).__name__)
-    return NeedleTest(table, correct / max(total, 1), len(contexts))
+            of_layer = counts.setdefault(key, hits.new_zeros(3, len(needles), hits.shape[1]))
+            of_layer[:, context.number] += hits
+    rows = [row for key in counts for row in _rows(layers[key], counts[key], tokens)]
+    read = sum(len(context.ids) + len(context.answer) for context in contexts)
+    table = HeadTable(rows, len(needles), read, "labels", type(model).__name__)
+    return NeedleTest(table, correct / total, len(contexts))
 
 
-class HitCounts(NamedTuple):
-    """What was counted for the heads of one layer, for each needle: (needles, H), or (needles,)."""
+def _count_hits(m: AttentionMap, context: NeedleContext) -> Tensor:
+    """Count for a layer's map (1, H, T, T) of the context and all but the last of the answer's tokens.
 
-    hits: Tensor
-    """Answer tokens on whose own place in the needle the most attention was."""
-    chance: Tensor
-    """The expected hits of a key drawn from the visible ones."""
-    relabelled: Tensor
-    """The expected hits if the needle's tokens were in random order."""
-    tokens: Tensor
-    """Answer tokens."""
-
-    def __add__(self, other: HitCounts) -> HitCounts:  # type: ignore[override]
-        longest = max(len(self.hits), len(other.hits))
-
-        def add(a: Tensor, b: Tensor) -> Tensor:
-            total = a.new_zeros(longest, *a.shape[1:])
-            total[: len(a)] += a
-            total[: len(b)] += b
-            return total
-
-        return HitCounts(*(add(a, b) for a, b in zip(self, other, strict=True)))
-
-
-def _count_hits(m: AttentionMap, context: NeedleContext) -> HitCounts:
-    """Count for a layer's map (1, H, T, T) of the context and all but the last of the answer's tokens."""
+    Returns (3, H): the answer tokens on whose own place in the needle the most attention was, the expected
+    number for a key drawn from the visible ones, and that for the needle's tokens in random order.
+    """
     place = context.needle
     tokens = torch.tensor(context.ids[place.start : place.stop], device="cpu")
     first = len(context.ids) - 1  # the query that predicts the first token of the answer
@@ -175,34 +158,18 @@ def _count_hits(m: AttentionMap, context: NeedleContext) -> HitCounts:
     weights = uniform(rows).tile(slice(None), slice(place.start, place.stop))[0].cpu()  # (h, rows, needle)
     chance = (weights * same).sum(-1)
     relabelled = inside * same.double().mean(-1)
-    by_head = [x.double().sum(-1).expand(len(best)) for x in (hits, chance, relabelled)]  # (H,) each
-    total = hits.new_tensor(len(context.answer), dtype=torch.float64)
-    return HitCounts(*(_at(context.number, x) for x in (*by_head, total)))
+    return torch.stack([x.double().sum(-1).expand(len(best)) for x in (hits, chance, relabelled)])
 
 
-def _at(number: int, x: Tensor) -> Tensor:
-    """A count of one needle, among those of the needles up to it: (number + 1, …)."""
-    spread = x.new_zeros(number + 1, *x.shape)
-    spread[number] = x
-    return spread
-
-
-def _rows(layer: LayerHeads, counts: HitCounts) -> Iterator[HeadRow]:
+def _rows(layer: LayerHeads, counts: Tensor, tokens: Tensor) -> Iterator[HeadRow]:
+    """The rows of a layer from its `counts` (3, needles, H) among the `tokens` (needles,) of the answers."""
     stack, number = split_key(layer.key)
-    tokens, total = counts.tokens, float(counts.tokens.sum())
+    total = float(tokens.sum())
     for i, (head, kv_head) in enumerate(zip(layer.heads, layer.kv_heads, strict=True)):
-        hits, chance, relabelled = (
-            float(x[:, i].sum()) / total if total else math.nan
-            for x in (counts.hits, counts.chance, counts.relabelled)
-        )
-        low, high = ratio_interval(
-            hits,
-            total,
-            float((tokens > 0).sum()),
-            float((counts.hits[:, i] ** 2).sum()),
-            float((counts.hits[:, i] * tokens).sum()),
-            float((tokens**2).sum()),
-        )
+        hits, chance, relabelled = (float(x) / total for x in counts[..., i].sum(1))
+        own = counts[0, :, i]
+        sums = ((tokens > 0).sum(), (own**2).sum(), (own * tokens).sum(), (tokens**2).sum())
+        low, high = ratio_interval(hits, total, *map(float, sums))
         low, high = max(low, 0.0), min(high, 1.0)
         estimate = Estimate(hits, chance, relabelled, math.nan, low, high, total)
         score = Score(hits, chance, relabelled, low, high, math.nan)

@@ -15,10 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
-from regard.attention.masks.views import MaskOnly
+from regard.attention.masks.grid import grid
 from regard.heads.labels import MARGIN, MIN_QUERIES, MIN_SCORES
-from regard.heads.measures.visibility import find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes
 
@@ -53,16 +51,10 @@ def find_telling_head(
     >>> find_telling_head([(m, torch.arange(12))])
     (0, 1)
     """
-    baselines: list[AttentionMap] = []  # uniform attention, of layers with different shapes or masks
     candidates: list[Candidate] = []
     for number, (m, tokens) in enumerate(layers):
-        if isinstance(m, LinearAttentionMap):  # its heads are compared with each other only
-            continue
-        baseline = next((x for x in baselines if _is_baseline(x, m)), None)
-        if baseline is None:
-            baseline = find_visibility(m).uniform
-            baselines.append(baseline)
-        candidates += _layer_candidates(number, m, tokens, baseline)
+        if not isinstance(m, LinearAttentionMap):  # its heads are compared with each other only
+            candidates += _layer_candidates(number, m, tokens)
     best = max(candidates, default=None)
     return None if best is None else (best.layer, best.head)
 
@@ -111,18 +103,7 @@ def expected_keys(kind: str, tokens: Tensor, queries: Tensor) -> Tensor:
     return after
 
 
-def _is_baseline(baseline: AttentionMap, m: AttentionMap) -> bool:
-    """Whether a map of uniform attention, of one head if all have the same mask, is that of m."""
-    B, H, T, S = m.matrix
-    if baseline.matrix not in ((B, H, T, S), (B, 1, T, S)):
-        return False
-    mask: Mask = MaskOnly(m.mask)
-    return baseline.mask in (mask, mask.select(slice(0, B), slice(0, 1)))
-
-
-def _layer_candidates(
-    number: int, m: AttentionMap, tokens: Tensor | None, baseline: AttentionMap
-) -> list[Candidate]:
+def _layer_candidates(number: int, m: AttentionMap, tokens: Tensor | None) -> list[Candidate]:
     """Return the heads of a layer with how telling they are."""
     _, H, T, S = m.matrix
     if not T or not S:
@@ -132,10 +113,12 @@ def _layer_candidates(
     weights = m.tile(rows, slice(0, S))[0]  # (H, rows, S)
     found = []
     if tokens is not None:
-        uniform_weights = baseline.tile(rows, slice(0, S))[0]
+        allowed = m.mask.allowed(grid(rows, slice(0, S), m.matrix, m.device))
+        visible = allowed.expand(-1, -1, len(rows), S)[0].to(weights.dtype)
+        uniform = visible / visible.sum(-1, keepdim=True).clamp(min=1)  # (H or 1, rows, S)
         for rank, kind in enumerate(reversed(KINDS), start=1):
             expected = expected_keys(kind, tokens, rows + m.first_position).to(weights.dtype)  # (rows, S)
-            mass, null = (torch.einsum("hrs,rs->hr", x, expected) for x in (weights, uniform_weights))
+            mass, null = (torch.einsum("hrs,rs->hr", x, expected) for x in (weights, uniform))
             defined = null > 0
             count = defined.sum(-1)  # (H,) or (1,) where all heads have the same mask
             score = (mass * defined).sum(-1) / count

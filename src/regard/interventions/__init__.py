@@ -1,12 +1,10 @@
 """Interventions: change what a head does while its model runs, on the model's own fused attention."""
 
-from regard.interventions.ablation import ablate
+from regard.interventions.ablation import ablate, evict
 from regard.interventions.activation_patch import patch
-from regard.interventions.cache_eviction import evict
 from regard.interventions.edge_block import block
 from regard.interventions.edit import Edit
-from regard.interventions.effects import Effect, effect
-from regard.interventions.head_importance import importance
+from regard.interventions.effects import Effect, effect, importance
 from regard.interventions.intervention import Intervention, intervene
 from regard.interventions.output_means import mean_outputs
 

@@ -14,13 +14,16 @@ from regard.interventions.edit import (
     PATCHED,
     CallPlace,
     Edit,
+    Positions,
+    check_no_dropout,
+    check_positions,
+    describe_positions,
     head_mask,
     replace_output,
     used_after,
     with_heads,
 )
 from regard.interventions.head_selection import Heads, Layer, select_heads
-from regard.interventions.positions import Positions, check_positions, describe_positions
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.result import Capture
@@ -79,8 +82,7 @@ class ActivationPatch(Edit):
         maps = self._source_maps(call, numbers, place)  # a map (B, 1, T, S) for each head
         if self.what == "output":
             return replace_output(call, heads, self._source_output(maps, numbers, place), rows)
-        if call.problem is not None and "dropout" in call.problem:
-            raise RuntimeError(f"layer {place.layer}: a pattern has no dropout: write model.eval() first")
+        check_no_dropout(call, place, "a pattern is patched")
         group = call.q.shape[1] // call.k.shape[1]
         values = [call.v[:, head // group : head // group + 1] for head in heads]
         output = torch.cat([m @ v for m, v in zip(maps, values, strict=True)], 1)  # (B, heads, T, E)

@@ -16,9 +16,20 @@ from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.position_masks import Rectangle
 from regard.attention.masks.tensor_masks import TensorMask
 from regard.attention.masks.views import Submatrix
-from regard.interventions.edit import PATCHED, CallPlace, Edit, head_mask, used_after, with_heads
+from regard.interventions.edit import (
+    PATCHED,
+    CallPlace,
+    Edit,
+    Positions,
+    check_no_dropout,
+    check_positions,
+    describe_positions,
+    head_mask,
+    position_flags,
+    used_after,
+    with_heads,
+)
 from regard.interventions.head_selection import Heads, Layer, select_heads
-from regard.interventions.positions import Positions, check_positions, describe_positions, position_flags
 from regard.recorder.attention_call import AttentionCall
 
 Edges = Mask | tuple[Positions, Positions]
@@ -84,10 +95,7 @@ class EdgeBlock(Edit):
         # The call itself shows that the edit has not acted: the model hides these edges already.
         if not self._cuts_any(cut, (B, len(heads), T, S), call.q.device):
             return call
-        if call.problem is not None and "dropout" in call.problem:
-            raise RuntimeError(
-                f"layer {place.layer}: edges are cut without dropout: write model.eval() first"
-            )
+        check_no_dropout(call, place, "edges are cut")
         if call.problem == PATCHED:
             raise RuntimeError(
                 f"layer {place.layer}: edges cannot be cut beside a pattern that is patched at some "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.interventions.edit import CallPlace, Edit
 from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
 from regard.recorder.layer import LayerId
-from regard.recorder.observation import choose_sources, observed
+from regard.recorder.observation import observed
 from regard.recorder.receiver import CallReceiver, Slot
 from regard.recorder.sources.compilation import original_model
 from regard.support.torch_internals import current_graph_task
@@ -71,7 +71,7 @@ class InterventionBlock:
             raise RuntimeError("this intervention is open already: write regard.intervene(…) for each block")
         self.intervention = Intervention(self.edits)
         with ExitStack() as undo:
-            undo.enter_context(observed(self.model, self.intervention, choose_sources(self.model)))
+            undo.enter_context(observed(self.model, self.intervention))
             self._undo = undo.pop_all()
         return self.intervention
 

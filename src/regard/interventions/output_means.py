@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.recorder.attention_call import Call, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.model_inputs import model_inputs
-from regard.recorder.observation import choose_sources, observed
+from regard.recorder.observation import observed
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources.compilation import original_model
 from regard.recorder.tokens_of_maps.tokens import encode_text
@@ -68,7 +68,7 @@ def mean_outputs(
     model = original_model(model)
     inputs = list(text_inputs(model, texts, tokenizer))
     sums = OutputSums()
-    with observed(model, sums, choose_sources(model)):
+    with observed(model, sums):
         for number, arguments in enumerate(inputs):
             model(**arguments)
             report(number + 1, len(inputs))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import rule
 from regard.attention.position_hash import uniform_hash
-from regard.interventions.cache_eviction import CacheEviction
+from regard.interventions.ablation import CacheEviction
 from regard.interventions.edge_block import EdgeBlock
 from regard.interventions.edit import CallPlace, Edit
 from regard.interventions.head_selection import HeadPair, HeadSelection, select_heads

@@ -31,8 +31,6 @@ class MapData:
     when a weight is first computed. `kept` is an overview of the map, if one was computed with its attention.
     """
 
-    is_dense = False
-    """Whether the weights themselves are stored."""
     TOKEN_FIELDS: ClassVar = ("q", "k", "lse")
     """The tensors with an entry for each sequence and, at their third axis, for each token."""
     KEY_FIELDS: ClassVar = ("k",)

@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.triton import column_sums as triton_column_sums
-from regard.attention.backends.triton import diagonal as triton_diagonal
 from regard.attention.backends.triton import launch, row_kernels
 from regard.attention.backends.triton import pool as triton_pool
-from regard.attention.masks.base import Mask, full
+from regard.attention.masks.base import full
 from regard.maps.data import MapData
 
 
-def kernel_map(m: MapData, mask: Mask | None = None) -> launch.KernelMap | None:
-    """The map as the kernels take it, under its own or a narrower mask; None if they do not support it."""
+def kernel_map(m: MapData) -> launch.KernelMap | None:
+    """The map as the kernels take it; None if they do not support it."""
     # The kernels have no float64, in which heads with large scores are computed.
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
-    mask = m.mask if mask is None else mask
+    mask = m.mask
     if mask.band(*m.matrix[2:]) is None:  # a band is as simple as a mask can be
         mask = mask.simplified(m.matrix)
     if launch.unsupported_map_reason(m.q, m.k, mask) is not None:
@@ -41,9 +40,9 @@ def row_statistics(m: MapData) -> tuple[Tensor, Tensor] | None:
     return None if served is None else row_kernels.row_statistics(served, m.first_position)
 
 
-def row_sums(m: MapData, mask: Mask | None = None, gain: Tensor | None = None) -> Tensor | None:
-    """The sum (B, H, T) of every row under its own mask or a narrower one, times `gain` (B, H, S)."""
-    served = kernel_map(m, mask)
+def row_sums(m: MapData, gain: Tensor | None = None) -> Tensor | None:
+    """The sum (B, H, T) of every row, times `gain` (B, H, S)."""
+    served = kernel_map(m)
     return None if served is None else row_kernels.row_sums(served, gain)
 
 
@@ -90,4 +89,4 @@ def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor | None:
         return None
     if launch.unsupported_scores_reason(q, full) is not None:
         return None
-    return triton_diagonal.diagonal(q, k, m.lse[:, :, rows], m.scale, m.softcap)
+    return row_kernels.diagonal(q, k, m.lse[:, :, rows], m.scale, m.softcap)

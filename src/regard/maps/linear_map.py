@@ -262,11 +262,11 @@ class LinearAttentionMap(SignedMap):
         cells = join_runs(picked, owner.to(self.device), rows.shape[1], "sum").movedim(0, 2)
         return cells / (rows[1] - rows[0]).to(self.device)[:, None]
 
-    def _sweep(self, at: Tensor, first: int = 0) -> Iterator[tuple[slice, KeyBlock]]:
-        """All entries of rows at increasing positions `at`, as heads and a block of keys at a time."""
-        for part, heads in self._head_groups():
-            recurrence = ChunkedRecurrence(part.inputs(), int(at[-1]) + 1)
-            for block in recurrence.back(at, first=first):
+    def _sweep(self) -> Iterator[tuple[slice, KeyBlock]]:
+        """All entries of all rows, as heads and a block of keys at a time."""
+        at = torch.arange(self.rows.start, self.rows.stop, device="cpu")
+        for part, heads in self._head_groups() if len(at) else ():
+            for block in ChunkedRecurrence(part.inputs(), self.rows.stop).back(at):
                 yield heads, block
 
     @torch.no_grad()
@@ -274,9 +274,8 @@ class LinearAttentionMap(SignedMap):
         """What the magnitudes of every row say: their sum; the entropy and distance of their shares."""
         B, H, T, _ = self.matrix
         total, logs, apart = torch.zeros(3, B, H, T, dtype=self.dtype, device=self.device)
-        at = torch.arange(self.rows.start, self.rows.stop, device="cpu")
-        position = at.to(total)
-        for heads, block in self._sweep(at) if T else ():
+        position = torch.arange(self.rows.start, self.rows.stop, device="cpu").to(total)
+        for heads, block in self._sweep():
             size = block.entries.abs()
             in_block = size.sum(-1)
             to_end = torch.arange(block.keys.stop - block.keys.start, 0, -1, device="cpu").to(size)

@@ -127,8 +127,7 @@ class AttentionMap(MapData, LazyMatrix):
         dense = self.q.new_zeros(B, H, T, S, dtype=self.dtype)
         for group in precision.head_groups(self):
             part = dense[group.batch, group.heads]
-            for tile in sweep.log_tiles(group.data):
-                part[tile.batch, tile.heads, tile.rows, tile.keys] = tile.logs.exp_()
+            overview.fill_dense(group.data, part)
             few = slice(0, max(NORMALISED // max(B * H * S, 1), MIN_NORMALISED_ROWS))
             sweep.normalise_rows_(group.data, part[:, :, few], few)
         return self._shaped(dense)

@@ -105,12 +105,7 @@ class Spans:
 
     def find(self, name: str) -> int:
         """The number of the span with this name; KeyError unless there is exactly one."""
-        numbers = [number for number, own in enumerate(self.names) if own == name]
-        if len(numbers) != 1:
-            shown = ", ".join(repr(own) for own in self.names[:8]) + (", …" if len(self) > 8 else "")
-            many = f"{len(numbers)} spans are" if numbers else "no span is"
-            raise KeyError(f"name: {many} named {name!r}; the names are {shown}")
-        return numbers[0]
+        return find_name("name", self.names, name)
 
     def bounds(self) -> Tensor:
         """Starts and stops as one tensor, (2, spans)."""
@@ -129,6 +124,15 @@ class Spans:
     def shift(self, steps: int) -> Spans:
         """The same spans, `steps` positions further on."""
         return Spans([a + steps for a in self.starts], [b + steps for b in self.stops], self.names)
+
+
+def find_name(argument: str, names: Sequence[str], name: str) -> int:
+    """The number of the span with a name; a KeyError that names the `argument` unless there is just one."""
+    if names.count(name) != 1:
+        many = f"{names.count(name)} of them" if name in names else "none of them"
+        shown = ", ".join(repr(own) for own in names[:8]) + (", …" if len(names) > 8 else "")
+        raise KeyError(f"{argument}: expected the name of one span ({shown}), got {name!r}, which is {many}")
+    return names.index(name)
 
 
 def as_bounds(name: str, value: int | Sequence[int] | Tensor | Spans, first: int, last: int) -> Tensor:

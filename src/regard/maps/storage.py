@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,20 +27,13 @@ class StoredMap(NamedTuple):
     options: dict[str, Any]
 
 
-class StorableMap(Protocol):
-    """A map that can be written to a file."""
-
-    def _stored(self) -> StoredMap:
-        """Return what a file holds of it."""
-
-
 def save(
-    m: StorableMap,
+    m: Any,
     path: str | os.PathLike[str],
     extra: Mapping[str, Tensor] | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> None:
     """Write a map to a file, atomically, with `extra` tensors and `labels` beside its own."""
-    stored = m._stored()
+    stored: StoredMap = m._stored()
     metadata = {"format": stored.format, "map": json.dumps(stored.options), **(labels or {})}
     write_safetensors(path, {**stored.tensors, **(extra or {})}, metadata)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -12,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.support.cell_output import PrintedOutput
-from regard.support.files import RunFileError, check_type, get_field, parse_object
-from regard.support.imports import data_frame
+from regard.support.files import RunFileError, check_type, get_field, naming_errors
+from regard.support.json_lines import read_lines
 from regard.support.table import Column, Table
 
 FORMAT = "regard.monitor 1"
@@ -22,7 +20,6 @@ MEASURES = (
     *("across", "padding", "gate", "q_norm", "k_norm"),
 )
 """The numbers of every head. Means over rows, except for scores, lse and norms, which are extremes."""
-MAX_LINE = 1 << 26  # bytes of one line of a file: 100,000 heads need a quarter of it
 
 
 @dataclass(frozen=True)
@@ -73,22 +70,21 @@ class StepRecord:
     run: str = ""
     """The run's name, which tells several runs in one file apart: when its monitor was made."""
 
-    def line(self) -> str:
-        """The record as one line of JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False)
+    def line(self) -> dict[str, Any]:
+        """The record as a line of its file holds it."""
+        return {"format": FORMAT, **asdict(self)}
 
 
-def parse_line(line: str) -> StepRecord:
-    """Read a record from its line; a `RunFileError` says what is wrong."""
-    data = parse_object(line)
+def parse_record(data: dict[str, Any]) -> StepRecord:
+    """Read a record from its line; a ValueError says what is wrong."""
     if data.get("format") != FORMAT:
-        raise RunFileError(f"format: expected {FORMAT!r}, got {data.get('format')!r}")
+        raise ValueError(f"format: expected {FORMAT!r}, got {data.get('format')!r}")
     layers = HeardLayers()
     for key, layer in get_field(data, "layers", dict).items():
         check_type(f"layer {key}", layer, dict)
         values = get_field(layer, "values", dict)
         if not all(isinstance(row, list) and all(map(_is_number, row)) for row in values.values()):
-            raise RunFileError(f"layer {key}: expected a list of numbers for each measure")
+            raise ValueError(f"layer {key}: expected a list of numbers for each measure")
         name, problem = get_field(layer, "name", str), get_field(layer, "problem", str)
         layers[key] = HeardLayer(name, get_field(layer, "certified", bool), problem, values)
     return StepRecord(
@@ -100,18 +96,6 @@ def parse_line(line: str) -> StepRecord:
         [str(alarm) for alarm in get_field(data, "alarms", list)],
         str(data.get("run", "")),
     )
-
-
-def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, in one write, so that a kill leaves whole lines and at most one cut off."""
-    with path.open("ab+") as file:
-        # What an earlier run was killed at would become one line with this one.
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(end - 1, 0))
-        if end and file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(line.encode() + b"\n")
 
 
 def _is_number(x: Any) -> bool:
@@ -146,17 +130,9 @@ class MonitorHistory(PrintedOutput):
 
         `run` selects one of the `runs` that share the file; by default all of them are read.
         """
-        records = []
-        with Path(path).open("rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE):
-                number += 1
-                if not line.endswith(b"\n"):
-                    break  # the run was killed while it was written
-                try:
-                    records.append(parse_line(line.decode()))
-                except (ValueError, UnicodeDecodeError) as error:
-                    raise RunFileError(f"{path}, line {number}: {error}") from error
+        lines = read_lines(Path(path), RunFileError, "the file of a monitor")
+        with naming_errors(Path(path), RunFileError):
+            records = [parse_record(line) for line in lines]
         history = cls(records)
         if run is not None:
             if run not in history.runs:
@@ -208,16 +184,16 @@ class MonitorHistory(PrintedOutput):
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the table to `path` as CSV, atomically."""
-        *about, _ = HistoryRow._fields
-        rows = ((*x[:-1], *(x.values.get(name, math.nan) for name in MEASURES)) for x in self)
-        Table([*about, *MEASURES], rows).save(path, line_end="\n", nan=math.nan)
+        self._values().save(path, line_end="\n", nan=math.nan)
 
     def to_pandas(self) -> Any:
         """The table as a pandas `DataFrame`."""
-        rows = [
-            {name: x for name, x in row._asdict().items() if name != "values"} | row.values for row in self
-        ]
-        return data_frame(rows)
+        return self._values().to_pandas()
+
+    def _values(self) -> Table:
+        *about, _ = HistoryRow._fields
+        rows = [(*row[:-1], *(row.values.get(name, math.nan) for name in MEASURES)) for row in self]
+        return Table([*about, *MEASURES], rows)
 
     def __str__(self) -> str:
         """The last reading of every layer, the extremes of its heads, and the alarms."""

@@ -26,15 +26,16 @@ from regard.monitor.history import (
     HeardLayers,
     MonitorHistory,
     StepRecord,
-    append_line,
     layer_numbers,
 )
 from regard.monitor.measures import BatchTokens, HeadReading, choose_rows, read
 from regard.recorder.context import capture
 from regard.recorder.layer import Layer
-from regard.recorder.observation import attention_names, choose_sources, named_arguments
+from regard.recorder.observation import attention_names, named_arguments
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model, uncompiled
+from regard.recorder.sources.listener import check_recognised
+from regard.support.json_lines import append_lines
 from regard.support.override import MethodWrappers
 
 LINEAR = "it has no softmax: a monitor reads softmax attention"
@@ -112,7 +113,7 @@ class Monitor:
         if isinstance(model, DistributedDataParallel):
             model = model.module
         self.model = original_model(model)
-        choose_sources(self.model, None)  # a ValueError now, not in the middle of a run
+        check_recognised(self.model)  # a ValueError now, not in the middle of a run
         _check_layers(self.model, layers)
         self.every, self.rows, self.layers = every, rows, layers
         self.file = None if file is None else Path(file)
@@ -315,7 +316,7 @@ class Monitor:
     def _hand_out(self, record: StepRecord) -> None:
         """Write a record to the file, the loggers and the terminal."""
         if self.file is not None:
-            append_line(self.file, record.line())
+            append_lines(self.file, [record.line()])
         numbers = layer_numbers(record)
         for logger in self.loggers:
             if hasattr(logger, "add_scalar"):

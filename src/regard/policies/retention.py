@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number, is_number
 from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap
 from regard.policies.joined_layers import CachedLayer, join_layers
 from regard.policies.measurement import MapRetention, attend_whole, measure, measure_own
 from regard.policies.named_policies import best, find_policy, random
@@ -30,21 +29,7 @@ LOWEST = 5  # heads that a printed result names
 NOTE = "Shares are of the attention of the full run, in which nothing was evicted."
 
 
-class CapturedLayer(Protocol):
-    """What is needed of a layer of a capture."""
-
-    heads: tuple[int, ...]
-
-    @property
-    def key(self) -> int | str: ...
-    @property
-    def is_linear(self) -> bool: ...
-    @property
-    def values(self) -> Tensor | None: ...
-    def softmax_map(self, what: str) -> AttentionMap: ...
-
-
-def cached_layers(layers: Iterable[CapturedLayer]) -> Iterator[CachedLayer]:
+def cached_layers(layers: Iterable[Any]) -> Iterator[CachedLayer]:
     """The layers of a capture that have a cache of keys, read one at a time; linear layers have none."""
     for layer in layers:
         if not layer.is_linear:

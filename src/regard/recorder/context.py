@@ -23,12 +23,14 @@ from regard.pictures.patches import Patches
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.model_inputs import Inputs, model_arguments, model_name
-from regard.recorder.observation import Attach, as_ids, attention_names, choose_sources, observed
+from regard.recorder.observation import as_ids, attention_names, observed
 from regard.recorder.picture_reader import PictureReader
 from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
+from regard.recorder.sources.adapters import layer_ids
 from regard.recorder.sources.compilation import compiled_methods, original_model
+from regard.recorder.sources.listener import check_recognised
 from regard.recorder.sources.structure_of_models.structure import unchanged
 from regard.recorder.sources.structure_of_models.token_mixers import CONVOLUTIONS, TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
@@ -48,13 +50,13 @@ class CaptureBlock:
     """
 
     mixers: TokenMixers
-    sources: Sequence[Attach]
 
     def __init__(
         self, model: nn.Module, recording: Recording, adapters: Mapping[str, Callable[..., Any]] | None
     ) -> None:
         with unchanged(model, recall=True):
-            choose_sources(model, adapters)  # a model that cannot be captured is refused here
+            # A model that cannot be captured, or has no such modules, is refused here.
+            check_recognised(model) if adapters is None else layer_ids(model, adapters)
         self.model, self.recording, self.adapters = model, recording, adapters
         self.warn = adapters is None
         self._undo = ExitStack()
@@ -68,11 +70,11 @@ class CaptureBlock:
             )
         self._opened = True
         with ExitStack() as undo, unchanged(self.model):
-            self.mixers, self.sources = TokenMixers(self.model), choose_sources(self.model, self.adapters)
+            self.mixers = TokenMixers(self.model)
             undo.enter_context(self.mixers.watched())
             if self.recording.stream is not None:
                 undo.enter_context(self.recording.stream.attached())
-            undo.enter_context(observed(self.model, self.recording, self.sources))
+            undo.enter_context(observed(self.model, self.recording, self.adapters))
             # If one of them cannot be opened, those before it are undone.
             self._undo = undo.pop_all()
         return self.recording.seen
@@ -138,7 +140,7 @@ class CaptureBlock:
         # Convolutions outside of the blocks are not reported, and carry a change on to other tokens, too.
         is_mixed = is_mixed or any(isinstance(x, (*CONVOLUTIONS, nn.RNNBase)) for x in self.model.modules())
         captured = recording.first_queries()
-        probed = probe_tokens(self.model, recording.arguments, ids, self.sources, captured, is_mixed)
+        probed = probe_tokens(self.model, recording.arguments, ids, self.adapters, captured, is_mixed)
         if isinstance(probed, str):
             warnings.warn(escape(f"verify: no token was changed, since {probed}"), stacklevel=3)
         else:

@@ -11,22 +11,19 @@ import torch
 from torch import Tensor
 
 NO_TEXT = "-"  # there was no text to hash
-BY_BYTES = "bytes:"  # before a fingerprint of tensors as bytes: captures of 0.1 hashed their numbers as JSON
 
 
-def make_fingerprint(
-    tables: Iterable[Tensor | None], run: Sequence[Any], text: Sequence[Any], by_bytes: bool = True
-) -> str:
+def make_fingerprint(tables: Iterable[Tensor | None], run: Sequence[Any], text: Sequence[Any]) -> str:
     """Return two hashes: of what ran, its `tables` of tokens and what is in `run`, and of its `text`."""
-    tokens = [None if x is None else _hash_tensor(x) if by_bytes else x.tolist() for x in tables]
+    tokens = [None if x is None else _hash_tensor(x) for x in tables]
     hashed = NO_TEXT if all(x is None for x in text) else _hash(text)
-    return f"{BY_BYTES if by_bytes else ''}{_hash([tokens, *run])} {hashed}"
+    return f"bytes:{_hash([tokens, *run])} {hashed}"
 
 
 def fits(fingerprint: str, tables: Iterable[Tensor | None], run: Sequence[Any], text: Sequence[Any]) -> bool:
     """Whether nothing differs from what was hashed. Text may have been added where there was none."""
     sealed_run, _, sealed_text = fingerprint.partition(" ")
-    now_run, now_text = make_fingerprint(tables, run, text, sealed_run.startswith(BY_BYTES)).split()
+    now_run, now_text = make_fingerprint(tables, run, text).split()
     return now_run == sealed_run and sealed_text in (now_text, NO_TEXT)
 
 

@@ -1,7 +1,7 @@
 """Observes a running model: its attention calls go to a receiver, each in the forward pass it belongs to.
 
-It chooses the sources that fit a model, attaches them, detects where a forward pass begins and which tokens
-it reads, and restores everything afterwards. How a source sees attention is in `sources`; what becomes of the
+It attaches the sources to a model, detects where a forward pass begins and which tokens it reads, and
+restores everything afterwards. How a source sees attention is in `sources`; what becomes of the
 calls is decided by the receiver.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,43 +19,44 @@ from torch import Tensor, nn
 
 from regard.gpt import GPT
 from regard.recorder.receiver import CallReceiver, ModelArguments, OpenReceiver, PassTokens, open_receivers
-from regard.recorder.sources import adapters as adapter_source
-from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources import listener, token_order
+from regard.recorder.sources.adapters import attach_adapters, layer_ids
 from regard.recorder.sources.compilation import uncompiled
-from regard.recorder.sources.linear_attention import linear_functions
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.vision_tower import find_pixels
-from regard.recorder.sources.torch_modules import torch_mha
 from regard.support.override import MethodWrappers
-
-Attach = Callable[[nn.Module, CallReceiver], AbstractContextManager[None]]
 
 
 @contextmanager
-def observed(model: nn.Module, receiver: CallReceiver, sources: Sequence[Attach]) -> Iterator[None]:
-    """Inside the block, `sources` pass the model's attention calls to a receiver; then all is restored."""
+def observed(
+    model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Callable[..., Any]] | None = None
+) -> Iterator[None]:
+    """Inside the block, the model's attention calls go to a receiver; then all is restored.
+
+    If there are `adapters`, they alone describe the calls.
+    """
     wrappers, modules = MethodWrappers(), modules_of(model)
-    pretrained = _pretrained_names(model)
+    pretrained = listener.attention_parts(model).pretrained
     for name in dict.fromkeys(("", *pretrained)):
         # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
         run = functools.partial(_run_pass, receiver, modules[name], "decoder" in name)
         wrappers.add(modules[name], "forward", run)
         if name in pretrained and hasattr(modules[name], "generate"):
             wrappers.add(modules[name], "generate", functools.partial(_run_generation, receiver))
+    for module in modules.values():
+        # Both a plain call and `generate` use it.
+        if isinstance(module, GPT):
+            wrappers.add(module, "states", functools.partial(_run_pass, receiver, module, False))
     receiver.known_code = _known_code(model)
     with ExitStack() as undo:
         undo.enter_context(uncompiled(model))
         undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(modules.values()))))
-        for attach in sources:
-            undo.enter_context(attach(model, receiver))
+        if adapters is None:
+            undo.enter_context(listener.attach(model, receiver))
+        else:
+            undo.enter_context(attach_adapters(model, receiver, adapters))
         undo.enter_context(wrappers.active())
         yield
-
-
-@remembered
-def _pretrained_names(model: nn.Module) -> tuple[str, ...]:
-    return tuple(name for name, module in model.named_modules() if listener.is_pretrained(module))
 
 
 @remembered
@@ -169,45 +170,10 @@ def _is_whole(x: Any) -> bool:
     return isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32)
 
 
-SOURCES = (listener, torch_mha, gpt_source, linear_functions)
-
-
-@remembered
-def _fitting_sources(model: nn.Module) -> tuple[int, ...]:
-    return tuple(i for i, source in enumerate(SOURCES) if source.fits(model))
-
-
-def choose_sources(
-    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
-) -> list[Attach]:
-    """Return how to attach to each source that sees some of the model's attention.
-
-    If there are `adapters`, they are the only source.
-    """
-    if adapters is not None:
-        adapter_source.layer_ids(model, adapters)  # wrong names raise here, before anything runs
-        return [functools.partial(adapter_source.attach, adapters=adapters)]
-    attachments: list[Attach] = [SOURCES[i].attach for i in _fitting_sources(model)]
-    if not attachments:
-        raise ValueError(
-            f"model: expected one with attention that capture recognises (Transformers' interface, PyTorch's "
-            "attention, regard.attend, a softmax between two matrix products), "
-            f"got {type(model).__name__}: "
-            "name its attention modules with adapters={name: adapter}"
-        )
-    return attachments
-
-
 def attention_names(
     model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
 ) -> frozenset[str]:
-    """Return the names of the modules whose attention the sources see."""
+    """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
     if adapters is not None:
-        return frozenset(adapter_source.layer_ids(model, adapters))
-    return _attention_names(model)
-
-
-@remembered
-def _attention_names(model: nn.Module) -> frozenset[str]:
-    ids = (*torch_mha.layer_ids(model).values(), *gpt_source.layer_ids(model).values())
-    return frozenset((*listener.attention_modules(model), *(layer_id.name for layer_id in ids)))
+        return frozenset(layer_ids(model, adapters))
+    return listener.attention_parts(model).names

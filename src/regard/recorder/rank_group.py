@@ -13,11 +13,20 @@ import torch
 from torch import Tensor, distributed, nn
 
 from regard.recorder.placement import ShardId, new_run
-from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 from regard.support.processes import LostRankError, check_group, is_lost_rank
 
 MAX_TEXT = 1 << 26
 """The most bytes of one rank's text."""
+
+
+def is_dtensor(x: object) -> bool:
+    """Whether this is a tensor that is spread over processes, without importing what defines them."""
+    return any(kind.__name__ == "DTensor" for kind in type(x).__mro__) and isinstance(x, Tensor)
+
+
+def is_distributed() -> bool:
+    """Whether this process runs with others."""
+    return distributed.is_available() and distributed.is_initialized()
 
 
 class RankGroup:
@@ -40,30 +49,26 @@ class RankGroup:
         data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
         if len(data) > MAX_TEXT:
             raise ValueError(f"text: expected at most {MAX_TEXT:,} bytes of a rank, got {len(data):,}")
-        try:
-            lengths = [int(n) for n in self._gather(torch.tensor([len(data)], device=self.device))]
-            padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
-            padded[: len(data)] = data
-            texts = self._gather(padded) if max(lengths) else [padded] * self.size
-        except RuntimeError as error:
-            self.explain(error)
-            raise
+        lengths = [int(n) for n in self._gather(torch.tensor([len(data)], device=self.device))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
+        padded[: len(data)] = data
+        texts = self._gather(padded) if max(lengths) else [padded] * self.size
         return [bytes(x[:n].tolist()).decode() for x, n in zip(texts, lengths, strict=True)]
 
     def gather(self, x: Tensor, lengths: Sequence[int], dim: int) -> list[Tensor]:
         """Return the tensors of all ranks, which have these lengths in one dimension. All ranks call it."""
         missing = x.new_zeros(*x.shape[:dim], max(lengths) - x.shape[dim], *x.shape[dim + 1 :])
         padded = torch.cat([x, missing], dim).contiguous().to(self.device)
-        try:
-            parts = self._gather(padded)
-        except RuntimeError as error:
-            self.explain(error)
-            raise
-        return [part.narrow(dim, 0, n).to(x.device) for part, n in zip(parts, lengths, strict=True)]
+        parts = zip(self._gather(padded), lengths, strict=True)
+        return [part.narrow(dim, 0, n).to(x.device) for part, n in parts]
 
     def _gather(self, x: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(x) for _ in range(self.size)]
-        distributed.all_gather(gathered, x, group=self.group)
+        try:
+            distributed.all_gather(gathered, x, group=self.group)
+        except RuntimeError as error:
+            self.explain(error)
+            raise
         return gathered
 
     def explain(self, error: BaseException | None) -> None:

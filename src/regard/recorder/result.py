@@ -26,8 +26,8 @@ from regard.recorder.fingerprint import fits, make_fingerprint
 from regard.recorder.layer import Layer, LayerList, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
 from regard.recorder.storage.folder import save
-from regard.recorder.tokens_of_maps.padding_mask import check_not_padding, token_positions
 from regard.recorder.tokens_of_maps.predictions import Predictions
+from regard.recorder.tokens_of_maps.text_layout import check_not_padding, token_positions
 
 if TYPE_CHECKING:
     from regard.heads import HeadTable

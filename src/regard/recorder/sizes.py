@@ -6,7 +6,6 @@ those sizes from a model or its configuration; what is done with them is in `sto
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from regard.gpt import Config
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import kv_slots
 from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources.torch_modules import torch_mha
+from regard.recorder.sources import torch_mha
 from regard.recorder.summary import summary_size
 from regard.support.cell_output import PrintedOutput
 from regard.support.table import Column, Table
@@ -301,11 +300,8 @@ def _available_to_system() -> int | None:
     """Return the available bytes of the whole machine."""
     try:
         match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        if match is not None:
-            return int(match[1]) * 1024
-        # Linux before 3.14 has no MemAvailable.
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
+        return None if match is None else int(match[1]) * 1024
+    except OSError:  # no Linux
         return None
 
 

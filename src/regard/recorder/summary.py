@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder.map_batches import batch_kind, join_maps
 
 CELLS = 256  # the largest number of rows and of columns of the overview
 
@@ -68,3 +67,22 @@ def summary_size(B: int, H: int, T: int, S: int, itemsize: int = 4) -> int:
     overview = 2 * min(T, CELLS) * min(S, CELLS)
     diagonals = min(T, S - 1) + min(T, S)
     return B * H * (overview + 2 * T + S + diagonals) * itemsize
+
+
+def batch_kind(m: object) -> tuple[object, ...] | None:
+    """Return what maps must have in common to be joined; None for a map that cannot be.
+
+    Then something in it besides q, k and lse belongs to one text or head.
+    """
+    if not isinstance(m, AttentionMap) or m.sinks is not None or m.kept is not None or 0 in m.matrix:
+        return None
+    if not all(mask.positional for mask in m.mask.conjuncts()):
+        return None
+    return m.mask, m.q.shape, m.k.shape, m.q.dtype, m.k.dtype, m.lse.dtype, m.device, m.scale, m.softcap
+
+
+def join_maps(maps: Sequence[AttentionMap]) -> AttentionMap:
+    """Return maps of one kind as one whose batch has all of their texts."""
+    if len(maps) == 1:
+        return maps[0]
+    return maps[0]._with(**{name: torch.cat([getattr(m, name) for m in maps]) for name in ("q", "k", "lse")})

@@ -17,7 +17,7 @@ from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.bundle import notebook_page
 from regard.show.server import jobs
-from regard.show.server.answers import PATIENCE, Answers, Json, log_failure
+from regard.show.server.answers import PATIENT, Answers, Json, log_failure
 from regard.show.server.jobs import Line, ModelJob
 from regard.show.server.limits import ExclusiveJob, RefusedError
 from regard.show.server.work_queue import WorkQueue
@@ -29,7 +29,7 @@ with extra("widget", "seen.widget()"):
 
 HOST = Path(__file__).parent / "web" / "notebook" / "host.js"
 HEIGHT = 720  # pixels of the page in a cell
-VIEWS = ("map", "text", "heads", "steps", "write", "cache", "time")
+VIEWS = ("map", "text", "image", "heads", "compare", "steps", "write", "cache", "survey", "time")
 LONGEST_ID = 64  # letters of a request's number
 
 
@@ -39,7 +39,7 @@ class CaptureWidget(anywidget.AnyWidget):
     - `w.head`: the layer and the head that are shown. Assign to it (`w.head = (5, 3)`) and the page follows.
     - `w.cell`: the chosen (query, key) as positions; (query, None) if only a token is chosen, None for none.
     - `w.text`: the number of the text, if there are several.
-    - `w.view`: the view: "map", "text", "heads", "steps", "write", "cache" or "time".
+    - `w.view`: the view, by the name of its tab: "map", "text", "heads" and so on.
 
     `w.observe(function, "cell")` calls a function whenever the reader chooses another cell.
 
@@ -134,9 +134,7 @@ class CaptureWidget(anywidget.AnyWidget):
             self._answer(number, notebook_page().encode("utf-8"))
         elif kind == "ask" and isinstance(name, str):
             stopped = self._pending[number] = threading.Event()
-            self._workers.submit(
-                PATIENCE.get(name, 0), self._compute, number, name, message.get("query"), stopped
-            )
+            self._workers.submit(name in PATIENT, self._compute, number, name, message.get("query"), stopped)
         elif kind == "job" and isinstance(name, str):
             self._run(number, name, message.get("body"))
 

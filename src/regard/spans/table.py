@@ -6,7 +6,6 @@ This file knows numbers and names; `span_mass` measures them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from regard.heads.corpus_survey.running_sums import students_t
 from regard.heads.measures.without_sink import MIN_REST
+from regard.maps.spans import find_name
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
 from regard.support.table import Column, Table, find_head
@@ -154,8 +154,8 @@ class SpanTable(PrintedOutput):
 
         `col` is the name of the part and `row` that of the row span, by default the mean over all of them.
         """
-        column = _find("col", self.cols, col)
-        rows = range(len(self.rows)) if row is None else [_find("row", self.rows, row)]
+        column = find_name("col", self.cols, col)
+        rows = range(len(self.rows)) if row is None else [find_name("row", self.rows, row)]
         mass, uniform = (x[:, list(rows), column].mean(1) for x in (self.heads, self.uniform.heads))
         # nan_to_num(−inf): a head without a number comes last instead of first.
         order = (mass - uniform).nan_to_num(-math.inf).argsort(descending=True, stable=True)[:n]
@@ -193,15 +193,6 @@ class SpanTable(PrintedOutput):
             rows = zip((f"  {name}" for name in names), *values, strict=True)
             lines += Table([Column(_shown(row), width=width), *numbers], rows).lines(gap=" ")
         return "\n".join(lines)
-
-
-def _find(argument: str, names: Sequence[str], name: str) -> int:
-    """The number of the span with a name; KeyError unless there is exactly one."""
-    if names.count(name) != 1:
-        many = f"{names.count(name)} of them" if name in names else "none of them"
-        shown = ", ".join(repr(own) for own in names[:8]) + (", …" if len(names) > 8 else "")
-        raise KeyError(f"{argument}: expected the name of one span ({shown}), got {name!r}, which is {many}")
-    return names.index(name)
 
 
 def _shown(name: str) -> str:

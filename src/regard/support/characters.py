@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 from unicodedata import category
 
@@ -37,34 +39,8 @@ def escape(text: str) -> str:
 
 SIGNS = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u2028": "↵", "\u2029": "↵"}
 """Signs for spaces and line ends, which stand in most texts."""
-ABBREVIATIONS = {
-    "\u00ad": "SHY",
-    "\u034f": "CGJ",
-    "\u061c": "ALM",
-    "\u115f": "HCF",
-    "\u1160": "HJF",
-    "\u180e": "MVS",
-    "\u200b": "ZWSP",
-    "\u200c": "ZWNJ",
-    "\u200d": "ZWJ",
-    "\u200e": "LRM",
-    "\u200f": "RLM",
-    "\u202a": "LRE",
-    "\u202b": "RLE",
-    "\u202c": "PDF",
-    "\u202d": "LRO",
-    "\u202e": "RLO",
-    "\u2060": "WJ",
-    "\u2061": "FA",
-    "\u2062": "IT",
-    "\u2063": "IS",
-    "\u2064": "IP",
-    "\u2066": "LRI",
-    "\u2067": "RLI",
-    "\u2068": "FSI",
-    "\u2069": "PDI",
-    "\u3164": "HF",
-    "\ufeff": "BOM",
+ABBREVIATIONS: dict[str, str] = {
+    **tomllib.loads(Path(__file__).with_name("abbreviations.toml").read_text(encoding="utf-8")),
     # The variation selectors are of category Mn, as accents are, which HIDDEN must not hold.
     **{chr(0xFE00 + n): f"VS{n + 1}" for n in range(16)},
 }

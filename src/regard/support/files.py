@@ -20,7 +20,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ MAX_JSON_BYTES = 1 << 26
 """The largest JSON file of tokens or heads: a tokenizer of 260,000 tokens has 35 MB."""
 MAX_VALUES = 1 << 22
 """The most commas and brackets in a JSON text: as a Python object each takes up to 100 bytes."""
+CHUNK = 1 << 14  # characters of a text that are read at a time, extended to the end of the line
+MAX_LINE = 1 << 20
 MAX_REASON = 200  # characters of another library's error message that are repeated in ours
 MAX_MESSAGE = 1000  # characters of a message
 LARGEST_INTEGER = (1 << 63) - 1
@@ -144,6 +146,33 @@ def read_text(path: Path, kind: Kind, contents: str, most: int = MAX_JSON_BYTES)
         raise kind(f"{path}: expected {contents} in UTF-8, and byte {error.start} is not") from None
 
 
+def read_chunks(path: Path, argument: str) -> Iterator[str]:
+    """The text of a UTF-8 file in chunks that end with a line; a `TextFileError` if it is no text file.
+
+    A line is cut after `MAX_LINE` characters. `argument` is what errors begin with.
+    """
+    empty = True
+    # -sig: Windows' editors begin UTF-8 files with a byte order mark, which would be a token of its own.
+    # newline="": line ends stay as they are.
+    with TextIOWrapper(open_file(path, TextFileError, "a text file"), "utf-8-sig", newline="") as opened:
+        try:
+            while chunk := opened.read(CHUNK):
+                # To the end of the line, so that no word is cut: a cut one would be encoded as other tokens.
+                chunk += opened.readline(MAX_LINE)
+                if "\0" in chunk:  # the rest need not be read
+                    problem = f"but {path} contains zero bytes: it is binary, or UTF-16"
+                    raise TextFileError(f"{argument}: expected text, {problem}")
+                empty = empty and not chunk.strip()
+                yield chunk
+        except UnicodeDecodeError as error:
+            raise TextFileError(
+                f"{argument}: expected UTF-8 text, but {path} is not ({error.reason}): "
+                "is it binary, or in another encoding?"
+            ) from None
+    if empty:
+        raise TextFileError(f"{argument}: expected text, but {path} is empty")
+
+
 def read_json(path: Path, kind: Kind) -> dict[str, Any]:
     """The object in a JSON file."""
     text = read_text(path, kind, "a JSON file", MAX_CONFIG_BYTES)
@@ -151,9 +180,9 @@ def read_json(path: Path, kind: Kind) -> dict[str, Any]:
         return parse_object(text)
 
 
-def parse_object(text: str) -> dict[str, Any]:
+def parse_object(text: str, *, finite: bool = True) -> dict[str, Any]:
     """The object in a JSON text; see `parse_json`."""
-    plain = parse_json(text)
+    plain = parse_json(text, finite=finite)
     if not isinstance(plain, dict):
         raise ValueError(f"expected a JSON object, got {shorten(plain)}")
     return plain

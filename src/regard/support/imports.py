@@ -19,7 +19,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 
 
 class MissingExtraError(ImportError):
@@ -42,15 +41,6 @@ def extra(name: str, purpose: str) -> Iterator[None]:
         raise MissingExtraError(
             f'{purpose} needs {library}, which is not installed: pip install "regard[{name}]"', name=library
         ) from None
-
-
-def data_frame(data: Any, columns: list[str] | None = None) -> Any:
-    """A DataFrame from records or columns; pandas is in no extra, so ImportError says how to install it."""
-    try:
-        import pandas
-    except ImportError:
-        raise ImportError("to_pandas needs pandas: pip install pandas") from None
-    return pandas.DataFrame(data, columns=columns)
 
 
 def import_on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:

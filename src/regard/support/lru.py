@@ -80,17 +80,6 @@ class LRUCache(Generic[Value]):
                         break
                     self._discard(old)
 
-    def discard_if(self, condition: Callable[[Any], bool]) -> None:
-        """Remove the values whose keys meet a condition."""
-        with self._lock:
-            for key in [key for key in self._values if condition(key)]:
-                self._discard(key)
-
-    def discard(self, key: Hashable) -> None:
-        """Remove the value cached under `key`, if there is one."""
-        with self._lock:
-            self._discard(key)
-
     def _discard(self, key: Hashable) -> None:
         entry = self._values.pop(key, None)
         self._total -= 0 if entry is None else entry[2]

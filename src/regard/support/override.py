@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -170,8 +169,10 @@ def _intercept(obj: Any, name: str) -> None:
     kind = type(obj)
     if name not in vars(obj) and _override.replaces(kind, name):
         return  # most modules of a model are of few classes
-    # getattr_static, since getattr would run a property or a descriptor of the model's class.
-    if name not in vars(obj) and isinstance(inspect.getattr_static(kind, name, None), FunctionType):
+    # Not getattr, which would run a property or a descriptor of the model's class. `inspect.getattr_static`
+    # takes a tenth of the time in which a capture opens.
+    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    if name not in vars(obj) and isinstance(found, FunctionType):
         _override.replace(kind, name, functools.partial(_class_method, kind, name))
     else:
         _override.replace(obj, name, functools.partial(_OwnMethod, obj, name))

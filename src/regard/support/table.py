@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from regard.support.cell_output import bundle
 from regard.support.files import atomic_write
-from regard.support.imports import data_frame, extra
+from regard.support.imports import extra
 
 MOST_ROWS = 64  # of a table in a notebook's cell
 Row = TypeVar("Row")
@@ -81,7 +81,11 @@ class Table:
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with a row for each row."""
-        return data_frame(self.by_column())
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.by_column())
 
     def save(self, path: str | PathLike[str], *, line_end: str = "\r\n", nan: object = "") -> None:
         """Write the values to `path`, atomically, as .csv or .parquet; `nan` stands for NaN in CSV."""

@@ -1,7 +1,8 @@
 """The private names of PyTorch that Regard uses, each with its purpose and what to use if it is gone.
 
 PyTorch promises nothing about them. They are named here and nowhere else, so that a version without one fails
-at one line; `tests/support/test_torch_internals.py` then names every one that is missing.
+at one line; `tests/support/test_torch_internals.py` then names every one that is missing. The
+private attributes of its objects, which code reads where it has the object, are in `torch_attributes.toml`.
 """
 
 from __future__ import annotations
@@ -128,32 +129,3 @@ def set_generator_metaclass() -> None:
     except ImportError:  # before PyTorch 2.10 or so
         return
     _set_generator_metaclass(OpaqueBaseMeta)
-
-
-ATTRIBUTES = {
-    "_apply": "changes every tensor of a module. If gone: `module.to`, and a loop over its parameters",
-    "_base": "the tensor that a view is of. If gone: `untyped_storage().data_ptr()` of both",
-    "_buffers": "the buffers of one module. If gone: `named_buffers(recurse=False)`, without None",
-    "_call_impl": "what `module()` runs. If gone: `nn.Module.__call__`",
-    "_cdata": "the identity of a storage. If gone: `data_ptr()`, which is 0 for all that are empty",
-    "_compiled_call_impl": "what `module.compile()` stores. If gone: such modules are refused",
-    "_current_level": "of `forward_ad`: above -1 inside `dual_level`. If gone: `unpack_dual` of the inputs",
-    "_dynamo_marked_constant": "what `torch.compiler.assume_constant_result` sets. If gone: that decorator, "
-    "which imports torch._dynamo and takes as long as the rest of PyTorch",
-    "_forward_hooks": "the hooks of a module, which a learner's code should have removed. If gone: call the "
-    "module and see whether a hook still runs",
-    "_forward_pre_hooks": "the hooks of a module. If gone: keep the handles that registering returns",
-    "_init_fn": "the function of a `custom_op`. If gone: ask for the function itself",
-    "_modules": "the children of one module, None included. If gone: `named_children()`",
-    "_native_multi_head_attention": "the fused attention of nn.MultiheadAttention, which capture wraps. If "
-    "gone: there is nothing to wrap",
-    "_opname": "the name of an operator. If gone: `operator.name()` without its namespace",
-    "_orig_mod": "the module that was compiled. If gone: such modules are refused",
-    "_parameters": "the parameters of one module. If gone: `named_parameters(recurse=False)`, without None",
-    "_schema": "the arguments of an operator, and which are written to. If gone: nothing else says that",
-    "_torchdynamo_orig_callable": "the function that was compiled. If gone: such functions are refused",
-    "_transformer_encoder_layer_fwd": "the fused layer of nn.TransformerEncoderLayer, which capture wraps. "
-    "If gone: there is nothing to wrap",
-    "_version": "counts the writes to a tensor. If gone: a checksum of its numbers",
-}
-"""Private attributes of PyTorch's own objects, which code reads where it has the object."""

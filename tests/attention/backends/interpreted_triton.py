@@ -1,6 +1,7 @@
 """The Triton kernels on the CPU, interpreted, against float64. Run by test_triton.py in a process of its own.
 
-Blocks are forced small, so that small sizes have empty, full and partial ones.
+Blocks are forced small, so that small sizes have empty, full and partial ones. `make test` runs every kernel;
+their rarer inputs are for `make test-all`.
 """
 
 from itertools import product
@@ -16,10 +17,10 @@ from regard.attention.backends.triton import (
     cells,
     column_sums,
     configs,
-    diagonal,
     launch,
     pool,
     row_kernels,
+    spans,
 )
 from regard.attention.backends.triton.launch import KernelMap
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
@@ -69,6 +70,7 @@ def _small_blocks(monkeypatch):
         "column sums": (16, 32),
         "row sums": (32, 16),
         "topk": (32, 16),
+        "spans": (32, 16),
     }
     monkeypatch.setattr(
         configs,
@@ -129,6 +131,7 @@ def test_forward_options(case, scale, softcap, sinks):
     assert_near(lse, true_lse(steps.masked, options["sinks"]), 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_forward_of_any_layout():
     """Half precision, strides that are not those of a plain tensor, and keys by tensor descriptor."""
     q = torch.randn(2, 44, 2, 16).half().transpose(1, 2)
@@ -147,6 +150,7 @@ def test_forward_of_any_layout():
         assert_near(lse, true_lse(truth.masked), 1e-4)
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("cols", share([64, 128], 2))
 def test_forward_and_gradients_of_bits_in_words(cols, monkeypatch):
     """Rows of a tile that are whole words of 64 bits are loaded as such."""
@@ -164,6 +168,7 @@ def test_forward_and_gradients_of_bits_in_words(cols, monkeypatch):
         assert_near(found, true.double(), 5e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize(
     "mask", share([padding([0, 21]), window(9, ahead=3), causal & padding([30, 21])], 3), ids=str
 )
@@ -243,6 +248,7 @@ def test_pool(case, rows, cols):
         assert_near(result, truth, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize(
     ("mask", "rows", "cols"),
     [
@@ -288,6 +294,7 @@ SPANS = {
 )
 def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
     monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
+    monkeypatch.setattr(spans, "MAX_BUFFER", 1)  # the heads use the buffer in turn
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
     steps = trace(q.double(), k.double(), k.double(), mask)
@@ -326,6 +333,7 @@ def test_column_sums(case):
         assert_near(found, truth, 1e-6 * w.abs().sum(-1).max().item())
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_column_sums_beside_rows_and_keys_that_hold_nan():
     q, k, _ = draw(20, 60)
     k[0], k[1, :, 21:], q[:, :, 3] = torch.nan, torch.nan, torch.nan
@@ -382,6 +390,7 @@ def test_topk(case):
         assert_near(chosen, steps.weights * times, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_topk_of_equal_weights():
     q, k = torch.zeros(1, 2, 40, 8), torch.zeros(1, 1, 40, 8)
     lse = torch.arange(1.0, 41.0).log().expand(1, 2, 40).contiguous()
@@ -394,6 +403,7 @@ def test_topk_of_equal_weights():
         assert seen[-1] <= row
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_row_sums_and_topk_beside_keys_that_hold_nan():
     q, k, _ = draw(20, 60)
     k[0], k[1, :, 21:] = torch.nan, torch.nan
@@ -411,10 +421,10 @@ def test_diagonal(dtype, softcap):
     q, k, _ = draw(70, 70, D=20, dtype=dtype)
     steps = trace(q.double(), k.double(), k.double(), causal, softcap=softcap)
     lse = true_lse(steps.masked)
-    found = diagonal.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
+    found = row_kernels.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
     assert_near(found, steps.weights.diagonal(-1, -2, -1), 2e-7)
     empty = torch.full_like(lse, -torch.inf)
-    assert (diagonal.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
+    assert (row_kernels.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
 
 
 def true_statistics(weights, masked, first_position):
@@ -474,6 +484,7 @@ def test_summary_of_unequal_bins_is_none():
     assert pool.summary(m, 4, 2, 3) is None
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("mask", share([causal, causal & window(9), causal | prefix(5)], 3), ids=str)
 def test_statistics_and_pool_of_some_rows_and_keys(mask):
     """Rows and keys cut out of a map: a band stays a band, at another place."""
@@ -494,6 +505,7 @@ def test_statistics_and_pool_of_some_rows_and_keys(mask):
             assert_near(result, truth, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_statistics_of_keys_nobody_sees():
     q, k, _ = draw(20, 60)
     k[0], k[1, :, 21:] = torch.nan, torch.nan
@@ -507,6 +519,7 @@ def test_statistics_of_keys_nobody_sees():
         assert not torch.isnan(result[0]).any()
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("size", share([1.0, 1e3, 1e4], 3))
 def test_large_scores_err_no_more_than_eager_attention(size):
     """Forward and backward, with sinks as large as the scores."""
@@ -526,6 +539,7 @@ def test_large_scores_err_no_more_than_eager_attention(size):
         assert_near(ours, right, 3 * theirs + 1e-6 * right.abs().max().item())
 
 
+@pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize("case", share(["causal", "window", "documents"], 3))
 def test_pieces_of_a_ring(case):
     """The rows of one of two ranks: merged pieces, and gradients from the lse of the whole rows."""
@@ -581,6 +595,7 @@ def test_forward_with_cells(case, size, monkeypatch):
         assert_near(found, truth, 2e-6)
 
 
+@pytest.mark.at_length("test_interpreted")
 def test_forward_with_cells_and_options():
     """A negative scale, a soft cap, sink logits, odd widths, and queries that see no key."""
     mask, T, S = CASES["causal, more queries"]

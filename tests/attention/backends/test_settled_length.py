@@ -1,11 +1,9 @@
-"""A cache that grows stays with the flash kernel; one whose length has settled goes over to cuDNN's."""
-
-from typing import Any
+"""A cache that grows stays with the flash kernel; a settled one goes over to PyTorch's choice."""
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from regard.attention.backends import plan, settled_length
@@ -14,69 +12,60 @@ from regard.attention.backends.settled_length import SettledLength
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that were called, on a CPU in place of a GPU; PyTorch chooses cuDNN for 5 to 99 keys."""
+    """The kernels that were called, on a CPU in place of a GPU."""
     called: list[str] = []
 
-    def stand_in(name: str) -> Any:
-        def attention(q: Tensor, k: Tensor, v: Tensor, *others: Any, scale: float) -> tuple[Tensor, ...]:
-            called.append(name)
-            return (torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True),)
-
-        return attention
-
-    def choice(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> int:
-        chosen = SDPBackend.CUDNN_ATTENTION if 5 <= k.shape[2] < 100 else SDPBackend.FLASH_ATTENTION
-        return int(chosen.value)
+    def flash(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, ...]:
+        called.append("flash")
+        return (scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True),)
 
     monkeypatch.setattr(settled_length, "SETTLED", 4)
-    monkeypatch.setattr(settled_length, "flash_attention", stand_in("flash"))
-    monkeypatch.setattr(settled_length, "cudnn_attention", stand_in("cudnn"))
-    monkeypatch.setattr(settled_length, "fused_sdp_choice", choice)
+    monkeypatch.setattr(settled_length, "flash_attention", flash)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return called
 
 
+def settled(calls: list[str], scale: float = 0.5) -> SettledLength:
+    def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        calls.append("chosen")
+        return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+
+    return SettledLength(scale, chosen)
+
+
 def step(attention: SettledLength, keys: int, capacity: int | None = None) -> None:
     q, cache = torch.randn(1, 4, 1, 8), torch.randn(1, 2, capacity or keys, 8)[:, :, :keys]
-    expected = torch.nn.functional.scaled_dot_product_attention(q, cache, cache, scale=0.5, enable_gqa=True)
+    expected = scaled_dot_product_attention(q, cache, cache, scale=0.5, enable_gqa=True)
     assert torch.equal(attention(q, cache, cache), expected)
 
 
 def test_a_settled_length_goes_over_once(calls: list[str]) -> None:
-    attention = SettledLength(0.5)
+    attention = settled(calls)
     for _ in range(9):
         step(attention, 8)
-    assert calls == ["flash"] * 4 + ["cudnn"] * 5
+    assert calls == ["flash"] * 4 + ["chosen"] * 5
     step(attention, 9)
     step(attention, 8)  # which has to settle again
     assert calls[9:] == ["flash"] * 2
 
 
 def test_a_cache_that_grows_under_several_layers_does_not(calls: list[str]) -> None:
-    attention = SettledLength(0.5)
+    attention = settled(calls)
     for length in range(5, 30):
         for _ in range(3):
             step(attention, length, capacity=40)
     assert set(calls) == {"flash"}
 
 
-def test_other_strides_are_another_length_to_cudnn(calls: list[str]) -> None:
-    attention = SettledLength(0.5)
+def test_other_strides_are_another_length(calls: list[str]) -> None:
+    attention = settled(calls)
     for capacity in [30, 40] * 10:
         step(attention, 8, capacity)
     assert set(calls) == {"flash"}
 
 
-def test_it_asks_whether_pytorch_would_choose_cudnn(calls: list[str]) -> None:
-    for keys in (4, 100):
-        attention = SettledLength(0.5)
-        for _ in range(12):
-            step(attention, keys)
-    assert set(calls) == {"flash"}
-
-
 def test_it_does_not_go_over_inside_a_cuda_graph(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    attention, capturing = SettledLength(0.5), [True]
+    attention, capturing = settled(calls), [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     for _ in range(9):
         step(attention, 8)
@@ -84,7 +73,7 @@ def test_it_does_not_go_over_inside_a_cuda_graph(calls: list[str], monkeypatch: 
     capturing[0] = False
     step(attention, 8)
     step(attention, 8)
-    assert calls[-1] == "cudnn"
+    assert calls[-1] == "chosen"
 
 
 def test_lengths_share_a_plan(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +83,10 @@ def test_lengths_share_a_plan(calls: list[str], monkeypatch: pytest.MonkeyPatch)
     found, key = plan.find_plan(q, short, short, None, None, None, None, 0.0, "auto")
     assert found is not None
     assert key is not None
-    plan._plans[key] = found._replace(kernel=SettledLength(8**-0.5))  # as on a GPU
+    plan._plans[key] = found._replace(kernel=settled(calls, 8**-0.5))  # as on a GPU
     for _ in range(8):
         regard.attend(q, short, short)
-    assert calls == ["flash"] * 4 + ["cudnn"] * 4
+    assert calls == ["flash"] * 4 + ["chosen"] * 4
     regard.attend(q, long, long)
     assert calls[8:] == ["flash"]
     assert plan.find_plan(q, long, long, None, None, None, None, 0.0, "auto")[1] == key

@@ -18,10 +18,10 @@ import regard
 from regard.attention.context_parallel import ring
 from regard.attention.masks.base import Mask
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.sources import ring_attention
+from regard.recorder.sources import attend_function
 from tests import ranks
 
-ring_attention_call = ring_attention.attention_call
+ring_call = attend_function.ring_call
 
 H, G, T, D, E = 4, 2, 20, 8, 6
 
@@ -141,9 +141,9 @@ def capture_models(folder: Path) -> None:
     def exchanged(call: ring.RingCall) -> AttentionCall:
         both = [torch.empty_like(call.output) for _ in range(2)]
         distributed.all_gather(both, call.output.contiguous())
-        return ring_attention_call(call._replace(output=both[1 - rank]))
+        return ring_call(call._replace(output=both[1 - rank]))
 
-    ring_attention.attention_call = exchanged
+    attend_function.ring_call = exchanged
     rows = regard.attention.ring_positions(T, group)
     model = RingModel(group).eval()
     seen = regard.capture(model, inputs={"input_ids": IDS[:, rows]}, group=group)

@@ -1,7 +1,5 @@
 """A mask's blocks are worked out once, and again as soon as the mask could say something else."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -72,15 +70,6 @@ def test_the_lists_of_a_mask_are_made_once(monkeypatch):
     assert first is second
     launch.visible_blocks(mask, (1, 2, 41, 41), 16, 16, device)
     assert len(calls) == 2
-
-
-def test_a_mask_of_somebody_elses_class_is_not_trusted():
-    @dataclasses.dataclass(frozen=True)
-    class Mine(regard.Mask):
-        size: int = 0
-
-    make = Counter()
-    assert [memoize_on_mask(Mine() & regard.causal, "a", make) for _ in range(2)] == [1, 2]
 
 
 def test_a_mask_that_changes_before_the_backward_pass_is_an_error():

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from regard import (
     alibi,
     causal,
-    causal_mask,
     chunks,
     documents,
     full,
@@ -98,20 +97,6 @@ def test_alibi_lowers_the_score_by_the_published_slopes(heads):
             for j in range(5):
                 assert bias[0, h, i, j].item() == pytest.approx(-slopes[h] * abs(i + 2 - j), rel=1e-6)
     assert alibi(heads).tile(range(3), range(5), (3, 5)).all()
-
-
-@pytest.mark.parametrize("n", [np.int64(3), torch.tensor(3)])
-def test_sizes_may_be_any_whole_number(n):
-    assert str(window(n) & prefix(n) & chunks(n)) == "window(3) & prefix(3) & chunks(3)"
-
-
-@together("wrong", [-1, 1.5, "3", True, None, torch.tensor(1.0)])
-@pytest.mark.parametrize("make", [window, prefix, chunks, alibi, causal_mask], ids=lambda make: make.__name__)
-def test_sizes_that_are_none_are_refused(make, wrong):
-    with pytest.raises(
-        ValueError, match=rf"^{make.__name__}\(.*: expected a whole number of at least \d, got"
-    ):
-        make(wrong)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from regard.attention.masks.base import Grid, Mask
 from regard.attention.masks.description import describe_mask, rebuild_mask
 from regard.attention.masks.tensor_masks import Relative
 from regard.attention.masks.views import CachedKeysMask, Keys, MaskOnly, Rows
-from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment
+from regard.recorder.generation.mask_join import CallSizes, PiecewiseMask, Segment
 
 B, H, T, S = 3, 4, 5, 5
 BY_HEAD = rule(lambda b, h, q, k: (b + h + q + k) % 3 > 0)

@@ -127,7 +127,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a history of `regard train`"):
         read_run(tmp_path)
     (tmp_path / HEADS_FILE).write_text("nonsense\n")
-    with pytest.raises(ValueError, match=r"line 1 .* is not JSON"):
+    with pytest.raises(ValueError, match=r"line 1: expected JSON"):
         read_run(tmp_path)
 
 

@@ -33,7 +33,7 @@ from regard.gpt.training.train import TrainingRun, train
 from regard.support.file_lock import InUseError
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_process, losses, run
-from tests.patience import HANGING
+from tests.patience import HANGING, wait_until
 from tests.sampling import share
 
 
@@ -192,9 +192,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path: Path) -> None:
         command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     metrics = tmp_path / "run" / METRICS_FILE
-    deadline = time.monotonic() + HANGING
-    while time.monotonic() < deadline and not (metrics.exists() and '"loss"' in metrics.read_text()):
-        time.sleep(0.05)
+    wait_until(lambda: metrics.exists() and '"loss"' in metrics.read_text())
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=HANGING)
     assert process.returncode == 130, stderr

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from regard.recorder.contributions.linear_weights import LinearWeights
 from regard.recorder.contributions.output_projection import (
+    LinearWeights,
     OutputProjection,
     certified_projection,
     has_same_rows,

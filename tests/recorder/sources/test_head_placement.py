@@ -12,8 +12,8 @@ from torch import distributed, nn
 import regard
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.placement import Placement
-from regard.recorder.sources.structure_of_models import head_placement
-from regard.recorder.sources.structure_of_models.head_placement import Slice, place_heads
+from regard.recorder.sources import rank_placement
+from regard.recorder.sources.rank_placement import Slice, place_heads
 
 WIDTH = 8
 
@@ -41,8 +41,8 @@ def place(
     """Place the heads of a call by a module whose parameters are split like this."""
     module = Attention(SimpleNamespace(num_key_value_heads=kv_heads))
     parts = {id(parameter): slices.get(name) for name, parameter in module.named_parameters()}
-    monkeypatch.setattr(head_placement, "is_dtensor", lambda x: id(x) in parts)
-    monkeypatch.setattr(head_placement, "local_slice", lambda x: parts[id(x)])
+    monkeypatch.setattr(rank_placement, "is_dtensor", lambda x: id(x) in parts)
+    monkeypatch.setattr(rank_placement, "local_slice", lambda x: parts[id(x)])
     return place_heads(module, None, call)
 
 

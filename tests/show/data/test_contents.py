@@ -54,14 +54,6 @@ def test_a_bias_of_positions_is_not_called_a_mask(mask: regard.Mask, words: str,
     assert (layer["mask"], layer["bias"]) == (words, bias)
 
 
-def test_equal_tokens_are_told_by_their_ids() -> None:
-    seen = captured(20, tokens=["same"] * 20)
-    text = Contents(seen, start=None).meta["texts"][0]
-    assert text["copies"] == {"tokens": [n % 13 for n in range(20)], "target_tokens": None}
-    seen.ids = None
-    assert Contents(seen, start=None).meta["texts"][0]["copies"]["tokens"] is None
-
-
 def test_the_start_is_the_most_telling_head_however_large_the_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

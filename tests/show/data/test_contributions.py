@@ -55,9 +55,6 @@ def test_value_weighted_tiles_rows_and_columns_are_those_of_the_library() -> Non
     torch.testing.assert_close(contents[0].column(4, 2, 3, VALUES), dense[:, 3], atol=1e-5, rtol=1e-5)
     mean = m.to_dense()[0, :, 9].mean(0)
     torch.testing.assert_close(contents[0].row(4, "mean", 9, VALUES), mean, atol=1e-5, rtol=1e-5)
-    without = contents[0].tile(4, 2, 0, 0, 0, without=0, quantity=VALUES)
-    assert without.mass[:, 0].abs().max() == 0
-    torch.testing.assert_close(without.mass[:, 1:], dense[:, 1:], atol=1e-5, rtol=1e-5)
 
 
 def test_an_attribution_adds_up_to_the_logit_of_the_model() -> None:

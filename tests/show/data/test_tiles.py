@@ -58,22 +58,6 @@ def test_coarse_tiles_are_put_together_from_fine_ones(monkeypatch: pytest.Monkey
         torch.testing.assert_close(found.max, expected.max, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("key", [0, 300, 540])
-@pytest.mark.parametrize("z", [0, 2])
-def test_a_key_left_out_is_as_if_nobody_looked_at_it(z: int, key: int) -> None:
-    seen = captured(541, layers=1)
-    contents = Contents(seen)
-    matrix = seen[0].to_dense()[0, 3].double()
-    matrix[:, key] = 0
-    j = key // (256 << z)
-    mass, peak = pooled(matrix, z, 0, j)
-    found = contents[0].tile(0, 3, z, 0, j, without=key)
-    torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(found.max.double().clamp(min=0), peak.double(), atol=1e-6, rtol=1e-5)
-    other = contents[0].tile(0, 3, z, 0, 0)  # what is remembered stays whole
-    assert torch.equal(other.mass, Contents(seen)[0].tile(0, 3, z, 0, 0).mass)
-
-
 def test_more_keys_than_queries() -> None:
     q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
     m = regard.attention_map(q, k, mask=regard.causal)

@@ -115,8 +115,6 @@ def test_units_of_another_text_and_what_is_not_known() -> None:
     found = contents[1].tile(0, 2, 0, 0, 0, quantity=Quantity(units="words", units_of=0))
     expected = pooled(other[0].to_dense()[0, 2].double(), edges, edges)
     torch.testing.assert_close(found.mass.double(), expected, atol=1e-6, rtol=1e-5)
-    with pytest.raises(KeyError, match="without: expected a map of tokens"):
-        contents[0].tile(0, 2, 0, 0, 0, without=0, quantity=WORDS)
     with pytest.raises(KeyError, match="row: expected a number from 0 to"):
         contents[0].row(0, 2, 39, WORDS)
     with pytest.raises(KeyError, match="units: expected one of tokens, words, sentences"):

@@ -9,7 +9,6 @@ import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unicodedata import category
 
 import numpy as np
 import pytest
@@ -126,9 +125,11 @@ def test_tokens_are_those_of_the_tokenizers_package(included: tuple[GPT, ModelBl
     [answer] = ask_page({"name": "tokens", "blocks": {**blocks, "model-weights": ""}, "texts": texts})
     assert answer["ids"] == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     assert answer["tokens"] == [decode_tokens(tokenizer, torch.tensor([ids]))[0] for ids in answer["ids"]]
-    # Python and Node may know different versions of Unicode.
-    for text, tokens, units in zip(texts, answer["tokens"], answer["units"], strict=True):
-        assert any(category(letter) == "Cn" for letter in text) or units == text_units(tokens), text
+    for tokens, units in zip(answer["tokens"], answer["units"], strict=True):
+        for edges in units.values():  # every token belongs to one
+            assert edges == sorted({0, *edges, len(tokens)})
+    # Of prose they are the library's; JavaScript has its own rules for other scripts.
+    assert answer["units"][texts.index(STORY)] == text_units(answer["tokens"][texts.index(STORY)])
     assert answer["words"] == decode_vocabulary(tokenizer, torch.arange(model.config.vocab_size))
 
 
@@ -215,7 +216,6 @@ def test_a_text_that_the_page_reads_is_shown_as_the_library_shows_it() -> None:
         expected = json.loads(json.dumps(contents.meta["texts"][number]))
         for name in (
             "tokens",
-            "copies",
             "telling",
             "boundary",
             "spans",

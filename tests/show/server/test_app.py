@@ -29,7 +29,7 @@ from regard.show.server.guard import HEADERS, BoundAddress
 from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
 from tests.captures import captured
-from tests.patience import HANGING
+from tests.patience import HANGING, wait_until
 
 SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
 
@@ -521,14 +521,6 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Back
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
 
-def wait_until(happens: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if happens():
-            return
-        time.sleep(0.05)
-    pytest.fail("it did not happen within half a minute")
-
-
 def test_a_slow_client_holds_nobody_up(shared: BackgroundServer) -> None:
     slow = []
     for _ in range(10):
@@ -700,12 +692,3 @@ def test_a_refusal_can_be_read_by_one_who_is_still_sending(
         while not answer.endswith(b"}"):
             answer += client.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413 " if key else b"HTTP/1.1 403 ")
-
-
-def test_what_is_not_http_is_refused(shared: BackgroundServer, logged: StringIO) -> None:
-    long = request(shared, "GET /", "X-Long: " + "x" * (1 << 20))
-    for sent in (b"nonsense\r\n\r\n", long):
-        with closing(connect(shared, sent)) as client:
-            answer = client.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 400 ")
-    assert logged.getvalue() == ""

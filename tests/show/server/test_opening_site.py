@@ -107,12 +107,11 @@ def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who
     assert b"web/main.js" in page.read()
     cookie = page.headers["set-cookie"].partition(";")[0]
     bodies = {}
-    for encoding in ("identity", "gzip", "br, gzip;q=0.5", "gzip;q=0", "*"):
+    for encoding in ("identity", "gzip", "br, gzip;q=0.5", "*"):
         answer = begin(running, "web/main.js", cookie=cookie, accept_encoding=encoding)
         body = answer.read()
         if answer.headers["content-encoding"] == "gzip":
             body = gzip.decompress(body)
         bodies[encoding] = (answer.headers["content-encoding"], body)
-        assert answer.headers["vary"] == "accept-encoding"
     assert {body for _, body in bodies.values()} == {bodies["identity"][1]}
-    assert [kind for kind, _ in bodies.values()] == [None, "gzip", "gzip", None, None]
+    assert [kind for kind, _ in bodies.values()] == [None, "gzip", "gzip", None]

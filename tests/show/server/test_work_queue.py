@@ -1,4 +1,4 @@
-"""Urgent work does not wait for patient work, and patient work runs in the order of its patience."""
+"""Urgent work does not wait for patient work, which runs in its order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regard.show.server.work_queue import WorkQueue
 from tests.patience import HANGING
 
 
-def test_urgent_work_runs_while_patient_work_does_and_the_least_patient_is_next() -> None:
+def test_urgent_work_runs_while_patient_work_does() -> None:
     queue, begun, go = WorkQueue(1), threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -18,17 +18,17 @@ def test_urgent_work_runs_while_patient_work_does_and_the_least_patient_is_next(
         begun.set()
         assert go.wait(HANGING)
 
-    first = queue.submit(3, block)
+    first = queue.submit(True, block)
     assert begun.wait(HANGING)
-    later = queue.submit(2, order.append, "scores")
-    dropped = queue.submit(1, order.append, "nobody waits for it")
-    sooner = queue.submit(1, order.append, "thumbnails")
+    later = queue.submit(True, order.append, "scores")
+    dropped = queue.submit(True, order.append, "nobody waits for it")
+    last = queue.submit(True, order.append, "thumbnails")
     assert dropped.cancel()
-    assert queue.submit(0, lambda: "urgent").result(30) == "urgent"
+    assert queue.submit(False, lambda: "urgent").result(30) == "urgent"
     go.set()
-    for future in (first, later, sooner):
+    for future in (first, later, last):
         future.result(30)
-    assert order == ["thumbnails", "scores"]
+    assert order == ["scores", "thumbnails"]
     queue.shutdown()
 
 
@@ -39,8 +39,8 @@ def test_an_error_reaches_who_waits_and_the_next_work_runs() -> None:
         raise ValueError("no such layer")
 
     with pytest.raises(ValueError, match="no such layer"):
-        queue.submit(1, fail).result(30)
-    assert queue.submit(1, lambda: 7).result(30) == 7
+        queue.submit(True, fail).result(30)
+    assert queue.submit(True, lambda: 7).result(30) == 7
     queue.shutdown()
 
 
@@ -51,9 +51,9 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
         begun.set()
         assert go.wait(HANGING)
 
-    queue.submit(1, block)
+    queue.submit(True, block)
     assert begun.wait(HANGING)
-    waiting = queue.submit(1, lambda: 7)
+    waiting = queue.submit(True, lambda: 7)
     queue.shutdown()
     go.set()
     assert waiting.cancelled()

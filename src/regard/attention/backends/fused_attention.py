@@ -261,23 +261,23 @@ def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor
         return lambda q, k, v: _by_flash(q, k, v, band, dropout, scale)[0]
     if not _known_mask(p):
         return _bind_row_blocks(p) if p.mask.positional else None
-    if p.q.is_cpu or kernel(p) != SDPBackend.FLASH_ATTENTION:
-        options: dict[str, Any] = {  # PyTorch takes half a microsecond to read each
-            **({"dropout_p": p.dropout} if p.dropout else {}),
-            **({"is_causal": True} if is_causal else {}),
-            **({} if default_scale else {"scale": p.scale}),
-            **({"enable_gqa": True} if p.group > 1 and not _folds(p) else {}),
-        }
-        attention: Callable[..., Tensor] = functools.partial(scaled_dot_product_attention, **options)
-        if not _folds(p):
-            return attention
+    options: dict[str, Any] = {  # PyTorch takes half a microsecond to read each
+        **({"dropout_p": p.dropout} if p.dropout else {}),
+        **({"is_causal": True} if is_causal else {}),
+        **({} if default_scale else {"scale": p.scale}),
+        **({"enable_gqa": True} if p.group > 1 and not _folds(p) else {}),
+    }
+    attention: Callable[..., Tensor] = functools.partial(scaled_dot_product_attention, **options)
+    if _folds(p):
         G, shape = p.k.shape[1], (*p.q.shape[:3], p.v.shape[-1])
         return lambda q, k, v: attention(_fold(q, G), k, v).reshape(shape)
+    if p.q.is_cpu or kernel(p) != SDPBackend.FLASH_ATTENTION:
+        return attention
     if p.q.shape[-1] % 8 or p.v.shape[-1] % 8:
         return None  # they have to be padded
     # PyTorch counts cuDNN's kernel as not deterministic, and SettledLength has no gradients.
     if p.mask is full and not (p.dropout or p.needs_grad or torch.are_deterministic_algorithms_enabled()):
-        return SettledLength(p.scale)
+        return SettledLength(p.scale, attention)
     dropout, scale, flash = p.dropout, p.scale, flash_attention
     return lambda q, k, v: flash(q, k, v, dropout, is_causal, False, scale=scale)[0]
 

@@ -68,11 +68,7 @@ def join_runs(x: Tensor, spans: Tensor, count: int, reduce: Literal["sum", "amax
 
     The result has the same bits every time, also on a GPU.
     """
-    return join_runs_(x.new_zeros(count, *x.shape[1:]), x, spans, reduce)
-
-
-def join_runs_(joined: Tensor, x: Tensor, spans: Tensor, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
-    """Reduce x (runs, …) into the `joined` (spans, …), in place, with the same bits every time."""
+    joined = x.new_zeros(count, *x.shape[1:])
     if not len(spans):
         return joined
     if reduce != "sum":

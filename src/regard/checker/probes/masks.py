@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from regard.checker.catalogue import get_mistake
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
@@ -16,6 +15,7 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT
+from regard.checker.probes.answers import ask, record_wrong
 from regard.checker.probes.gradients import NO_GRADIENT, bias_gradient_failure
 from regard.checker.probes.numbers import check_extreme, extreme_size
 from regard.checker.session import CheckSession
@@ -129,15 +129,11 @@ def _bias(session: CheckSession, intent: Intent) -> None:
     if session.subject.mask_form.rank == 4 and question.bias is not None and session.module is not None:
         B, T, S = question.q.shape[0], *question.bias.shape
         question = replace(question, bias=question.bias.expand(B, 1, T, S))
-    asked = session.compare(question, intent)
-    if asked.answer is None:
-        return
+    asked = ask(session, question, intent, passed="added after the scale")
     if asked.agrees:
-        session.add_pass("float mask", "added after the scale")
         _bias_gradient(session, intent, question)
         return
-    scaled = ("mask-scaled-too", {"masking": "scaled"})
-    if session.name_variant(asked, intent, [scaled], "scaled with the scores"):
+    if asked.answer is None or record_wrong(session, asked, intent, "given numbers", "mask-scaled-too"):
         return
     detail = f"with finite numbers in it, the output {describe_difference(asked.error)}"
     if "bias" in session.subject.arguments:  # which says that it is added
@@ -177,20 +173,7 @@ def _alignment(session: CheckSession, intent: Intent) -> None:
     The top-left alignment is only a warning, since a function cannot know whether there is a cache.
     """
     question = replace(session.cases.plain("causal, T < S", T=3, S=7, seed=53), flag=True)
-    asked = session.compare(question, intent)
-    names = ("top-left-causal", "square-mask-sliced-by-columns")
-    start = "With 3 queries and 7 keys your output"
-    if asked.answer is None:
-        session.add_skip("causal, T < S", f"{question.shapes()} raised {asked.error_line}")
-    elif asked.agrees:
-        session.add_pass("causal, T < S", "queries align with the end of the keys, as a cache needs")
-    elif not session.name_variant(
-        asked,
-        intent,
-        [(name, get_mistake(name).changes[0]) for name in names],
-        "not as a cache needs it",
-        start,
-        warnings=names[:1],
-    ):
-        detail = f"with 3 queries and 7 keys it {describe_difference(asked.error)}"
-        session.add_failure("causal, T < S", detail)
+    passed = "queries align with the end of the keys, as a cache needs"
+    asked = ask(session, question, intent, passed=passed, refused=f"{question.shapes()} raised")
+    if not asked.agrees:
+        record_wrong(session, asked, intent, "with 3 queries and 7 keys", warning="top-left-causal")

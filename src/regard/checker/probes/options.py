@@ -9,18 +9,13 @@ from typing import Any
 
 import torch
 
-from regard.checker.diagnose import diagnose
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
-    Observation,
     describe_agreement,
-    describe_difference,
 )
-from regard.checker.oracle.question import Answer
-from regard.checker.probes.diagnosis import describe_failure
-from regard.checker.probes.gradients import gradient_failure
+from regard.checker.probes.answers import ask, record_wrong
 from regard.checker.session import CheckSession, ComparedAnswer
 from regard.checker.subject.call_tensors import SEQUENCES, parameters_of
 from regard.checker.subject.source import prose_of
@@ -73,9 +68,7 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
     for scale in (_SCALE, 1 / _SCALE, own * _SCALE, own / _SCALE, _SCALE**-0.5):
         scaled = replace(intent, wiring=replace(intent.wiring, scale=scale))
         if scaled.error(question, reply.answer) < TOLERANCE:
-            session.add_pass("scale", f"`{name}={_SCALE}` gives a scale of {scale:.3g}")
-            if failure := gradient_failure(session, subject, question, scaled):
-                session.add_failure("gradients, scale", f"with `{name}={_SCALE}`: {failure}")
+            ask(session, question, scaled, passed=f"`{name}={_SCALE}` gives a scale of {scale:.3g}")
             return scaled
     error = intent.error(question, reply.answer)
     if not error < TOLERANCE:
@@ -108,12 +101,9 @@ def _mask_of_each_item(session: CheckSession, intent: Intent) -> None:
         if rank == 4 and H == 1:
             continue
         question = replace(plain, name=f"mask {shape}", mask=mask)
-        asked = session.compare(question, intent, subject.replaced(mask_form=replace(form, rank=rank)))
-        if asked.agrees:
-            session.add_pass(question.name)
-        elif asked.answer is not None:
-            given = f"given `{subject.arguments['mask']}` {shape}"
-            _name_mistake(session, intent, asked, asked.answer, given)
+        asked = ask(session, question, intent, subject.replaced(mask_form=replace(form, rank=rank)))
+        if not asked.agrees:
+            record_wrong(session, asked, intent, f"given `{subject.arguments['mask']}` {shape}")
 
 
 def _right_options(session: CheckSession) -> dict[str, CallOption]:
@@ -190,7 +180,7 @@ def _agrees(
         session.add_skip(question.name, order)
         return False
     together = f"with `{options[first].argument}` and `{options[second].argument}` together"
-    _name_mistake(session, intent, asked, answer, together)
+    record_wrong(session, asked, intent, together)
     return False
 
 
@@ -212,20 +202,6 @@ def _record_dropped(
         same,
         distance=asked.distance,
     )
-
-
-def _name_mistake(
-    session: CheckSession, intent: Intent, asked: ComparedAnswer, answer: Answer, detail: str
-) -> None:
-    """Record a wrong answer and the mistake of the catalogue that gives it, or else its first number."""
-    question = asked.question
-    session.add_failure(question.name, f"{detail}, the output {describe_difference(asked.error)}")
-    matches = diagnose([Observation(question, answer)], [intent], session.source)
-    for match in matches[:1]:
-        session.add_match(replace(match, detail=detail), asked.distance)
-    if not matches and not session.example:
-        expected = intent.answer(question).output
-        session.example = describe_failure(question, answer.output, expected)
 
 
 # An argument may be there for the sake of a common signature, and say so.

@@ -45,7 +45,9 @@ def output_questions(session: CheckSession) -> tuple[list[Question], list[Questi
         theirs = {question.name for question in kernel_questions(reference.session, flag)}
         kernels = [question for question in kernels if question.name in theirs]
     needed += kernels
-    optional += optional_kernel_questions(session, flag) if "sinks" in names else []
+    if "sinks" in names and session.module is None:
+        grouped = cases.plain("sink logits, grouped heads", G=2, seed=61)
+        optional.append(replace(grouped, sinks=_sink_logits(4), **flag))
     if not single_length and (kernel is None or not kernel.square):
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
     if subject.inputs == "qkv" and subject.layout not in SEQUENCES and attends:
@@ -145,14 +147,6 @@ def asks_many_tokens(session: CheckSession) -> bool:
 def largest_block(session: CheckSession) -> int:
     """Return the largest size of blocks that the code names; 0 if it names none."""
     return max(block_sizes(session.subject), default=0)
-
-
-def optional_kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
-    """Return the questions that a kernel may refuse: sink logits of grouped heads."""
-    if session.module is not None or "sinks" not in session.subject.arguments:
-        return []
-    grouped = session.cases.plain("sink logits, grouped heads", G=2, seed=61)
-    return [replace(grouped, sinks=_sink_logits(4), **flag)]
 
 
 def _sink_logits(H: int) -> torch.Tensor:

@@ -27,7 +27,6 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of, parameters_of
 from regard.checker.subject.reply import CallHook
 from regard.checker.subject.source import BLOCK_NAME, block_sizes, whole_numbers
-from regard.checker.subject.subject import Subject
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
 ROTATED = 300  # with rotary positions: bfloat16 has the whole numbers up to 256 only
@@ -100,13 +99,11 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
             session.add_match(match, error / TOLERANCE)
         return
     # A function that names its blocks, and sees every key, has the numbers of no mask: it is wrong.
-    if (
-        own.module is None
-        and block_sizes(own.subject)
-        and not _has_own_mask(own, question, reply.answer, rows)
-    ):
-        session.add_failure(question.name, detail)
-        return
+    if own.module is None and block_sizes(own.subject):
+        seen = _visible_keys(own, question, rows)
+        if seen is None or not _explains(question, reply.answer, intent, rows, seen):
+            session.add_failure(question.name, detail)
+            return
     session.undecided = (
         f"{detail}, though it is right on 40: if it should see fewer keys from some length on, say window=; "
         f"if it should be another attention, {COMPARE}"
@@ -148,13 +145,6 @@ def _find_loss(own: CheckSession, question: Question, answer: Answer, intent: In
     if not bool(keys[0, row]) or (not explained and _explains(question, answer, intent, [row], others)):
         return f"output {row} does not see its own key"
     return ""
-
-
-def _has_own_mask(own: CheckSession, question: Question, answer: Answer, rows: list[int]) -> bool:
-    """Return whether the rows are those of softmax attention on fewer keys."""
-    visible, intent = _visible_keys(own, question, rows), own.right_intent
-    assert intent is not None
-    return visible is not None and _explains(question, answer, intent, rows, visible)
 
 
 def _visible_keys(own: CheckSession, question: Question, rows: list[int]) -> Tensor | None:
@@ -256,21 +246,14 @@ def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) 
     worst = max(one.error for one in asked)
     if worst < TOLERANCE:
         session.add_pass("several blocks", shown)
-        _compare_gradients(session, blocked, questions)
+        failures = (gradient_failure(session, blocked, question, intent) for question in questions)
+        if failure := next(filter(None, failures), ""):
+            session.add_failure("gradients, several blocks", failure)
         return True
     session.add_failure("several blocks", f"with {shown} it {describe_difference(worst)}")
     for match in diagnose(observations, [intent], session.source)[:1]:
         session.add_match(match, worst / TOLERANCE)
     return True
-
-
-def _compare_gradients(session: CheckSession, subject: Subject, questions: list[Question]) -> None:
-    """Compare the gradients of a function with other blocks."""
-    intent = session.right_intent
-    assert intent is not None
-    failures = (gradient_failure(session, subject, question, intent) for question in questions)
-    if failure := next(filter(None, failures), ""):
-        session.add_failure("gradients, several blocks", failure)
 
 
 def _probe_grouped_heads(session: CheckSession) -> None:

@@ -2,7 +2,7 @@
 
 The verdict is "right" only if the output was compared and agrees, "wrong" only if something is known to be
 wrong, and "undecided" otherwise. A report is data. Here it becomes lines of text, what matters first, which
-`regard check` colours, JSON, and a notebook's table.
+`regard check` colours, and JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import html
 import json
 import math
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from regard.support.characters import escape
@@ -113,9 +113,6 @@ def _paragraph(start: str, text: str, width: int, style: str = "", *, whole: boo
     return [Line(line, style, count) for line, count in zip(wrapped, styled, strict=True)]
 
 
-COLOURS = {"right": "#2e7d32", "wrong": "#c62828", "undecided": "#b26a00"}
-
-
 @dataclass(frozen=True)
 class Check:
     """One check and its outcome.
@@ -168,9 +165,6 @@ class LayerVerdict:
         mask = f", mask {self.mask}" if self.mask else ""
         detail = f": {self.detail}" if self.detail else ""
         return f"{self.name}  {self.kind} is {self.verdict}{named}{mask}{detail}"
-
-
-REPORT_FIELDS = ("subject", "assumptions", "example", "seconds", "strict", "undecided", "equals")
 
 
 @dataclass
@@ -273,11 +267,9 @@ class Report:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
         """Return the report that `to_dict` made `data` of."""
-        fields = {key: data[key] for key in REPORT_FIELDS}
-        checks = [Check(**check) for check in data["checks"]]
-        diagnoses = [Diagnosis(**d) for d in data["diagnoses"]]
-        layers = [LayerVerdict(**layer) for layer in data["layers"]]
-        return cls(**fields, checks=checks, diagnoses=diagnoses, layers=layers)
+        parts = {"checks": Check, "diagnoses": Diagnosis, "layers": LayerVerdict}
+        own = {f.name: data[f.name] for f in fields(cls) if f.name not in parts}
+        return cls(**own, **{name: [kind(**part) for part in data[name]] for name, kind in parts.items()})
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the report as JSON, indented by `indent` spaces; None puts it on one line."""
@@ -290,24 +282,7 @@ class Report:
         return escape(f"Report({self.summary})")
 
     def _repr_html_(self) -> str:
-        rows = [
-            f"<tr><td>{LAYER_MARKS[layer.verdict]}</td><td>{html.escape(layer.name)}</td>"
-            f"<td style='text-align:left'>{html.escape(str(layer))}</td></tr>"
-            for layer in self.layers
-        ]
-        rows += [
-            f"<tr><td>{MARKS[check.status]}</td><td>{html.escape(check.name)}</td>"
-            f"<td style='text-align:left'>{html.escape(check.detail)}</td></tr>"
-            for check in (*self.failures, *self.warnings, *self.passed, *self.skipped)
-        ]
-        diagnoses = "".join(
-            f"<p><b>{html.escape(d.name)}</b>: {html.escape(d.what)} {html.escape(d.effect)}<br>"
-            f"<code>{html.escape(d.fix)}</code></p>"
-            for d in self.diagnoses
-        )
-        example = f"<pre>{html.escape(self.example)}</pre>" if self.example else ""
-        verdict = f"<p style='color:{COLOURS[self.verdict]}'><b>{html.escape(self.summary)}</b></p>"
-        return f"{verdict}{diagnoses}{example}<table>{''.join(rows)}</table>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _count(n: int, word: str) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.recorder.attention_call import Call
 from regard.recorder.layer import LayerId
-from regard.recorder.observation import choose_sources, observed
+from regard.recorder.observation import observed
 from regard.recorder.receiver import CallReceiver
 
 
@@ -29,6 +29,6 @@ class CallCollector(CallReceiver):
 def collect_calls(module: nn.Module, run: Callable[[], Any]) -> list[tuple[str, Call]]:
     """Run a module by `run` and return its attention calls, each with the name of the module that made it."""
     collector = CallCollector()
-    with torch.no_grad(), observed(module, collector, choose_sources(module)):
+    with torch.no_grad(), observed(module, collector):
         run()
     return collector.calls

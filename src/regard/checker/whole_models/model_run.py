@@ -56,7 +56,7 @@ def add_mistake(report: Report, check: str, detail: str, mistake: str, fix: str 
 
 # T, by which no size is confused with another; shorter for models of few positions.
 LENGTHS = (11, 6, 4)
-TARGETS = ("targets", "labels", "target")  # nanoGPT gives the logits of all positions only beside them
+TARGETS = ("targets", "labels", "target")
 
 
 @dataclass
@@ -82,13 +82,19 @@ class ModelRun:
 
     def outputs(self, x: Tensor, **more: Any) -> Tensor | None:
         """Return an output (B, T, …) of the model, or None if it gives none for every position."""
-        try:
-            with torch.no_grad():
-                result = self.call(x, **more)
-        except (Exception, SystemExit):  # the author's code may raise anything
-            return None
-        outputs = [y for y in tensors_in_result(result) if y.is_floating_point() and y.ndim >= 3]
-        return next((y for y in outputs if y.shape[:2] == x.shape[:2]), None)
+        names = inspect.signature(self.module.forward).parameters
+        # nanoGPT gives the logits of all positions only beside the targets.
+        targets = [name for name in TARGETS if name in names and not x.is_floating_point()]
+        for keywords in (more, *({name: x} | more for name in targets)):
+            try:
+                with torch.no_grad():
+                    result = self.call(x, **keywords)
+            except (Exception, SystemExit):  # the author's code may raise anything
+                continue
+            outputs = [y for y in tensors_in_result(result) if y.is_floating_point() and y.ndim >= 3]
+            if (output := next((y for y in outputs if y.shape[:2] == x.shape[:2]), None)) is not None:
+                return output
+        return None
 
 
 def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: str) -> ModelRun | None:
@@ -254,9 +260,8 @@ def batch_first_words(module: nn.Module) -> str:
 
 def mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
     """Return whether the items of a batch depend on each other; None if they cannot be run alone."""
-    more = with_targets(run, x) or {}
-    together = run.outputs(x, **more)
-    alone = [run.outputs(item[None], **dict.fromkeys(more, item[None])) for item in x]
+    together = run.outputs(x)
+    alone = [run.outputs(item[None]) for item in x]
     parts = [y for y in alone if y is not None]
     if together is None or len(parts) < len(alone):
         return None
@@ -310,17 +315,6 @@ def attention_unit(model: nn.Module, path: str) -> str:
         if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             unit = parent
     return unit
-
-
-def with_targets(run: ModelRun, x: Tensor) -> dict[str, Any] | None:
-    """Return the keywords with which a model gives an output for every token; None if there are none."""
-    if run.outputs(x) is not None:
-        return {}
-    names = inspect.signature(run.module.forward).parameters
-    for name in (name for name in TARGETS if name in names and not x.is_floating_point()):
-        if run.outputs(x, **{name: x}) is not None:
-            return {name: x}
-    return None
 
 
 def calls_by_unit(run: ModelRun) -> dict[str, list[Call]]:

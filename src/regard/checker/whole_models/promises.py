@@ -32,7 +32,6 @@ from regard.checker.whole_models.model_run import (
     mixes_batch,
     token_count,
     where_differ,
-    with_targets,
 )
 from regard.recorder.attention_call import AttentionCall
 from regard.support.torch_internals import BatchNorm
@@ -90,14 +89,12 @@ def _padding_problem(run: ModelRun, name: str, meaning: Callable[[Tensor], Tenso
     # The other token is one of those that were drawn, which the model takes.
     other[items, hidden] = (x[items, hidden] + 1).where(x[items, hidden] < x.max(), x.min())
     visible[items, hidden] = 0
-    more = with_targets(run, x)
-    plain = None if more is None else run.outputs(x, **more)
-    if plain is None or more is None:
+    if (plain := run.outputs(x)) is None:
         return None
     has_encoder = "decoder_input_ids" in names  # the mask is that of the encoder's text
     texts = [(x, {"input_ids": y}) if has_encoder else (y, {}) for y in (x, other)]
     unmasked, before, after = (
-        run.outputs(y, **more, **text, **{name: meaning(mask)})
+        run.outputs(y, **text, **{name: meaning(mask)})
         for (y, text), mask in ((texts[0], torch.ones_like(x)), (texts[0], visible), (texts[1], visible))
     )
     if before is None or after is None:
@@ -211,8 +208,7 @@ def _predicts_tokens(run: ModelRun) -> bool:
     that have causal layers.
     """
     x = run.draw(1)
-    more = None if x.is_floating_point() else with_targets(run, x)
-    y = None if more is None else run.outputs(x, **more)
+    y = None if x.is_floating_point() else run.outputs(x)
     names = (*inspect.signature(run.module.forward).parameters, *dict(run.module.named_children()))
     is_said = any(name in (*TARGETS, "lm_head") for name in names)
     return y is not None and is_said and y.shape[-1] >= token_count(run.module)
@@ -245,19 +241,16 @@ def find_leak(run: ModelRun, **options: Tensor) -> tuple[int, int] | tuple[()] |
     `options` are further arguments of the model, the same in every run.
     """
     x, other = run.draw(1), run.draw(2)
-    more = with_targets(run, x)
-    more = None if more is None else more | options
-    before = None if more is None else run.outputs(x, **more)
-    if before is None or more is None or before.isnan().any():
+    before = run.outputs(x, **options)
+    if before is None or before.isnan().any():
         return None
     T = x.shape[1]
-    first_changed = run.outputs(torch.cat([other[:, :1], x[:, 1:]], 1), **more)
+    first_changed = run.outputs(torch.cat([other[:, :1], x[:, 1:]], 1), **options)
     if first_changed is None or not bool(differ(before, first_changed)[1:].any()):
         return None  # with weights of 0, as some output projections begin, no token depends on another
     for token in range(1, T):
         changed = torch.cat([x[:, :token], other[:, token:]], 1)
-        after = run.outputs(changed, **more)
-        if after is None:
+        if (after := run.outputs(changed, **options)) is None:
             return None
         rows = differ(before, after)[:token].nonzero()
         if len(rows):
@@ -369,22 +362,16 @@ def check_training(report: Report, run: ModelRun) -> None:
 def _is_repeatable(run: ModelRun) -> bool:
     """Return whether a model gives the same output three times: it may draw numbers by other means."""
     x = run.draw(1)
-    more = with_targets(run, x) or {}
-    first, *others = (run.outputs(x, **more) for _ in range(3))
+    first, *others = (run.outputs(x) for _ in range(3))
     return first is not None and all(y is not None and torch.equal(first, y) for y in others)
 
 
 def check_batch(report: Report, run: ModelRun) -> None:
     """Run each sequence of a batch alone: it must give the same output."""
-    x = run.draw(3)
-    more = with_targets(run, x)
-    together = None if more is None else run.outputs(x, **more)
-    if together is None or more is None:
-        return
-    alone = [run.outputs(item, **dict.fromkeys(more, item)) for item in (x[:1], x[1:])]
-    if any(y is None for y in alone):
+    mixed = mixes_batch(run, run.draw(3))
+    if mixed is None:
         report.checks.append(Check("batch", "skipped", "it does not take one sequence"))
-    elif bool(differ(together, torch.cat([y for y in alone if y is not None])).any()):
+    elif mixed:
         add_mistake(report, "batch", "a sequence gives another output in a batch", "batch-items-mixed")
     else:
         report.checks.append(Check("batch", "passed", "sequences do not depend on each other"))

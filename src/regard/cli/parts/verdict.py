@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 import typer
 
@@ -12,15 +12,8 @@ from regard.support.characters import escape
 EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run
 
 
-class JsonReport(Protocol):
-    """What a command found."""
-
-    def to_json(self) -> str:
-        """The same as JSON."""
-
-
-def end_with(report: JsonReport, code: int, as_json: bool) -> NoReturn:
-    """Print a report, and end the command with an exit code."""
+def end_with(report: Any, code: int, as_json: bool) -> NoReturn:
+    """Print a report, which has a `to_json`, and end the command with an exit code."""
     with allow_closed_pipe():
         typer.echo(escape(report.to_json()) if as_json else str(report))
     raise typer.Exit(code)

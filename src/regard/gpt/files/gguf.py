@@ -8,6 +8,7 @@ the two halves of each rotary pair interleaved.
 from __future__ import annotations
 
 import re
+import tomllib
 import warnings
 from functools import partial
 from pathlib import Path
@@ -25,33 +26,10 @@ from regard.support.imports import extra
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-SETTINGS = {  # the name in a config.json of Transformers, and the type
-    "block_count": ("num_hidden_layers", int),
-    "context_length": ("max_position_embeddings", int),
-    "embedding_length": ("hidden_size", int),
-    "feed_forward_length": ("intermediate_size", int),
-    "attention.head_count": ("num_attention_heads", int),
-    "attention.head_count_kv": ("num_key_value_heads", int),
-    "attention.key_length": ("head_dim", int),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", float),
-    "rope.freq_base": ("rope_theta", float),
-}
+_NAMES = tomllib.loads(Path(__file__).with_name("gguf_names.toml").read_text(encoding="utf-8"))
+TENSORS: dict[str, str] = _NAMES["tensors"]
+SETTINGS: dict[str, list[str]] = _NAMES["settings"]
+TYPES: dict[str, type[int | float]] = {"int": int, "float": float}
 SPLITS = {  # the pattern that splits text before the merges, by the name in the file
     "gpt-2": None,
     # llama.cpp splits SmolLM's digits one by one, before the pattern of GPT-2.
@@ -99,7 +77,7 @@ def _settings(
     names: dict[str, str] = {}
     for name, (theirs, number) in SETTINGS.items():
         if (field := f"{kind}.{name}") in fields:
-            settings[theirs] = check_type(field, fields[field], number)
+            settings[theirs] = check_type(field, fields[field], TYPES[number])
         names[theirs] = field
     # The size of the vocabulary is an optional field of GGUF, so that the embedding tells it.
     if "model.embed_tokens.weight" not in tensors:

@@ -161,8 +161,6 @@ class _Cursor:
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise ValueError(f"{shown}: expected from 1 to {MAX_DIMENSIONS} dimensions, got {dimensions}")
         sizes = [self.number("Q", f"shape of {shown}") for _ in range(dimensions)]
-        if 0 in sizes:
-            raise ValueError(f"{shown}: expected sizes of at least 1, got {sizes}")
         kind, offset = self.number("I", f"type of {shown}"), self.number("Q", f"offset of {shown}")
         # ggml lists the fastest axis first.
         return name, tuple(reversed(sizes)), kind, offset
@@ -177,20 +175,15 @@ class _Cursor:
         first = -(-self.position // alignment) * alignment
         tensors = []
         for name, shape, kind, offset in entries:
-            if kind not in block_sizes:
-                raise ValueError(f"{shorten(name)}: expected a tensor type of GGUF, got type {kind}")
-            elements, size = block_sizes[kind]
-            if shape[-1] % elements or offset % alignment:
+            elements, size = block_sizes.get(kind, (0, 0))
+            blocks, rest = divmod(shape[-1], elements) if elements else (0, 0)
+            nbytes, start = math.prod(shape[:-1]) * blocks * size, first + offset
+            # No bytes: a size of 0, or a type that is not known.
+            if not nbytes or rest or offset % alignment or start + nbytes > len(self.data):
                 raise ValueError(
-                    f"{shorten(name)}: expected rows of a multiple of {elements} at a multiple of "
-                    f"{alignment} bytes, got {shape} at {offset}"
-                )
-            nbytes = math.prod(shape) // elements * size
-            start = first + offset
-            if start + nbytes > len(self.data):
-                raise ValueError(
-                    f"{shorten(name)}: expected {nbytes:,} bytes for {shape} from byte {start:,} on, "
-                    f"but the file has {len(self.data):,}"
+                    f"{shorten(name)}: expected a tensor of a type of GGUF, with sizes of at least 1, rows "
+                    f"of whole blocks, at a multiple of {alignment} bytes within the {len(self.data):,} of "
+                    f"the file, got {shape} of type {kind}, {offset:,} after the header"
                 )
             tensors.append(GGUFTensor(name, shape, kind, start, nbytes))
         _check_apart(tensors)

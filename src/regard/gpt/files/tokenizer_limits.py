@@ -11,8 +11,9 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from regard.support.files import check_type, get_field, shorten
@@ -31,22 +32,21 @@ MAX_PIECES_BYTES, MAX_MEAN_PIECE = 600_000, 24
 MAX_AFFIX = 16  # characters of a prefix or suffix of subwords, as "##" or "</w>"
 MAX_WORD = 256  # characters of a word in WordPiece, whose time grows with their cube
 MAX_NORMALIZED = 1 << 21  # bytes that the normalizers may make of the added tokens
-MAX_PATTERN = 4096  # characters of a regular expression
-MAX_REPETITIONS = 10_000  # of a part of a regular expression, where one without limit counts as 1,000
 
 NESTED = ("normalizers", "pretokenizers", "processors", "decoders")  # the fields of a Sequence
-QUANTIFIER = re.compile(r"[*+?]|\{(\d*)(?:(,)(\d*))?\}")
 
 Step = Mapping[str, Any]
-Growth = Callable[[Step], float]
+GROWTHS: dict[str, dict[str, float | str]] = tomllib.loads(
+    Path(__file__).with_name("tokenizer_growth.toml").read_text(encoding="utf-8")
+)
 
 
 def check_limits(described: Mapping[str, Any]) -> None:
     """Raise a ValueError if a tokenizer, given as its parsed JSON, exceeds a limit; it names the part."""
-    normalized = _growth(described, "normalizer", NORMALIZERS)
-    growth = normalized * _growth(described, "pre_tokenizer", PRE_TOKENIZERS)
+    normalized = _growth(described, "normalizer")
+    growth = normalized * _growth(described, "pre_tokenizer")
     _check_most("normalizer and pre_tokenizer: bytes of one byte of a text", growth, MAX_GROWTH)
-    decoded = _growth(described, "decoder", DECODERS)
+    decoded = _growth(described, "decoder")
     _check_most("decoder: bytes of one byte of a token", decoded, MAX_DECODED_GROWTH)
     _check_post_processor(described)
     _check_added_tokens(described, normalized)
@@ -74,16 +74,14 @@ def _steps(described: Mapping[str, Any], part: str) -> Iterator[tuple[str, Step]
         yield get_field(step, "type", str), step
 
 
-def _growth(described: Mapping[str, Any], part: str, growths: Mapping[str, float | Growth]) -> float:
+def _growth(described: Mapping[str, Any], part: str) -> float:
     """The most bytes that the steps of a part make of one byte."""
     product = 1.0
     for kind, step in _steps(described, part):
-        if kind not in growths:
-            raise ValueError(f"{part}: expected a type of {', '.join(growths)}, got {shorten(kind)}")
-        growth = growths[kind]
-        product = min(product * (growth(step) if callable(growth) else growth), math.inf)
-        if isinstance(pattern := step.get("pattern"), dict) and "Regex" in pattern:
-            _check_pattern(get_field(pattern, "Regex", str))
+        if kind not in GROWTHS[part]:
+            raise ValueError(f"{part}: expected a type of {', '.join(GROWTHS[part])}, got {shorten(kind)}")
+        growth = GROWTHS[part][kind]
+        product = min(product * (OWN_GROWTHS[kind](step) if isinstance(growth, str) else growth), math.inf)
     return product
 
 
@@ -113,49 +111,13 @@ def _size(text: object) -> int:
     return len(check_type("pattern", text, str).encode())
 
 
-NORMALIZERS: dict[str, float | Growth] = {
-    "Sequence": 1,
-    "BertNormalizer": 8,  # spaces around Chinese characters, decomposition and lower case
-    "ByteLevel": 2,
-    "Lowercase": 1.5,
-    "NFC": 3,
-    "NFD": 4,
-    "NFKC": 11,
-    "NFKD": 11,
-    "Nmt": 1,
+OWN_GROWTHS: dict[str, Callable[[Step], float]] = {
+    "Metaspace": lambda step: 1.0 + _size(get_field(step, "replacement", str)),
     "Precompiled": _precompiled_growth,
     "Prepend": lambda step: 1.0 + _size(get_field(step, "prepend", str)),
     "Replace": _replace_growth,
-    "Strip": 1,
-    "StripAccents": 1,
 }
-"""The most bytes that each normalizer makes of one byte."""
-PRE_TOKENIZERS: dict[str, float | Growth] = {
-    "Sequence": 1,
-    "BertPreTokenizer": 1,
-    "ByteLevel": 4,  # a space before each word, and two bytes for each byte
-    "CharDelimiterSplit": 1,
-    "Digits": 1,
-    "FixedLength": 1,
-    "Metaspace": lambda step: 1.0 + _size(get_field(step, "replacement", str)),
-    "Punctuation": 1,
-    "Split": 1,
-    "UnicodeScripts": 1,
-    "Whitespace": 1,
-    "WhitespaceSplit": 1,
-}
-DECODERS: dict[str, float | Growth] = {
-    "Sequence": 1,
-    "BPEDecoder": 2,
-    "ByteFallback": 1,
-    "ByteLevel": 3,  # a byte that belongs to no character becomes a replacement character
-    "CTC": 2,
-    "Fuse": 1,
-    "Metaspace": 1,
-    "Replace": _replace_growth,
-    "Strip": 1,
-    "WordPiece": 2,
-}
+"""The growth of the steps for which the table has a text."""
 
 
 def _check_post_processor(described: Mapping[str, Any]) -> None:
@@ -212,55 +174,3 @@ def _check_model(model: Any) -> None:
         _check_most("model.unk_token: characters", len(get_field(model, "unk_token", str)), MAX_TOKEN)
     word = model.get("max_input_chars_per_word", 0)
     _check_most("model.max_input_chars_per_word", check_type("max_input_chars_per_word", word, int), MAX_WORD)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Raise a ValueError if a regular expression is long, or repeats what is repeated too often.
-
-    The library that compiles it ends in a panic on such ones.
-    """
-    _check_most("pattern: characters of a regular expression", len(pattern), MAX_PATTERN)
-    # The most repetitions inside the groups that are open, and inside the last atom.
-    groups, atom, at = [1], 1, 0
-    while at < len(pattern):
-        # After "(", "?" begins (?:…) or a look-around, and repeats nothing.
-        if (quantifier := QUANTIFIER.match(pattern, at)) and pattern[at - 1 : at] != "(":
-            atom *= _repetitions(quantifier)
-            _check_most(f"pattern: repetitions in {shorten(pattern)}", atom, MAX_REPETITIONS)
-            groups[-1] = max(groups[-1], atom)
-            at = quantifier.end()
-            continue
-        if pattern[at] == "(":
-            groups.append(1)
-        elif pattern[at] == ")" and len(groups) > 1:
-            atom = groups.pop()
-            groups[-1] = max(groups[-1], atom)
-        else:
-            atom = 1
-        at = _atom_end(pattern, at)
-
-
-def _repetitions(quantifier: re.Match[str]) -> int:
-    """How often a quantifier repeats what is before it at most; 1,000 stands for no limit."""
-    if quantifier[0] in "*+?":
-        return 1 if quantifier[0] == "?" else 1000
-    most = quantifier[3] if quantifier[2] else quantifier[1]
-    # Nine digits are above the limit in any case, and a number may have thousands.
-    return max(1, int(most[:9])) if most else 1000
-
-
-def _atom_end(pattern: str, at: int) -> int:
-    """Where the atom that begins at `at` ends: an escape, a class in brackets, or one character."""
-    if pattern[at] == "\\":
-        return at + 2
-    if pattern[at] != "[":
-        return at + 1
-    depth, at = 1, at + 1
-    while at < len(pattern) and depth:
-        # An escaped bracket ends no class.
-        if pattern[at] == "\\":
-            at += 1
-        else:
-            depth += (pattern[at] == "[") - (pattern[at] == "]")
-        at += 1
-    return at

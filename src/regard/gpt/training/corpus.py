@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from regard.gpt import tokens
-from regard.support.files import TextFileError, open_file
+from regard.support.files import TextFileError, read_chunks
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE_BYTES = 1 << 24  # bytes of a file that are read at a time
 VALIDATION_SHARE = 0.1  # of a text, at its end
 
 
@@ -136,30 +135,10 @@ def token_tensor(ids: np.ndarray) -> Tensor:
 
 def read(path: Path, argument: str = "corpus") -> str:
     """The text of a UTF-8 file; a `TextFileError` says why it cannot be read, and of which argument it is."""
-    pieces = []
-    with open_file(path, TextFileError, "a text file") as file:
-        try:
-            while piece := file.read(PIECE_BYTES):
-                pieces.append(piece)
-                if b"\0" in piece:  # the rest need not be read
-                    break
-            data = b"".join(pieces)
-        except MemoryError:
-            raise TextFileError(f"{argument}: expected text that fits into memory, got {path}") from None
-    if not data.strip():
-        raise TextFileError(f"{argument}: expected text, but {path} is empty")
     try:
-        # -sig: Windows' editors begin UTF-8 files with a byte order mark, which would be a token of its own.
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TextFileError(
-            f"{argument}: expected UTF-8 text, but {path} is not at byte {error.start}: "
-            "is it binary, or in another encoding?"
-        ) from None
-    if "\0" in text:
-        problem = f"but {path} contains zero bytes: it is binary, or UTF-16"
-        raise TextFileError(f"{argument}: expected text, {problem}")
-    return text
+        return "".join(read_chunks(path, argument))
+    except MemoryError:
+        raise TextFileError(f"{argument}: expected text that fits into memory, got {path}") from None
 
 
 def python_documentation() -> str:

@@ -8,7 +8,6 @@ the model nor the training loop.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +28,9 @@ from regard.support.files import (
     get_field,
     is_present,
     naming_errors,
-    parse_json,
-    read_text,
     shorten,
 )
+from regard.support.json_lines import append_lines, read_lines
 
 METRICS_FILE, HEADS_FILE = "metrics.jsonl", "heads.jsonl"
 INPUTS = ("text", "repeats")
@@ -40,7 +38,6 @@ INPUTS = ("text", "repeats")
 
 MAX_EVALUATIONS = 64  # evaluations that are returned; those of a longer run are thinned out evenly
 MAX_LOSSES = 256  # points of the training loss, each the mean over the steps since the last one
-MAX_HISTORY_BYTES = 1 << 28  # of a file; its lines are parsed one by one
 MAX_SAMPLE = 400  # characters of a sample
 
 
@@ -62,7 +59,7 @@ def append_steps(
     """Append the metrics of steps; the last line gets the speed and the seconds since the run began."""
     lines: list[dict[str, Any]] = [metrics._asdict() for metrics in steps]
     lines[-1] |= {"tokens_per_second": round(tokens_per_second), "seconds": round(seconds, 2)}
-    _append(folder / METRICS_FILE, lines)
+    append_lines(folder / METRICS_FILE, lines)
 
 
 def append_evaluation(
@@ -74,8 +71,8 @@ def append_evaluation(
     model wrote, and `scores` a table from `score_table` for each of `INPUTS`.
     """
     metrics = {"step": step, "validation": validation, "seconds": round(seconds, 2), "sample": sample}
-    _append(folder / METRICS_FILE, [metrics])
-    _append(folder / HEADS_FILE, [{"step": step, **scores}])
+    append_lines(folder / METRICS_FILE, [metrics])
+    append_lines(folder / HEADS_FILE, [{"step": step, **scores}])
 
 
 def score_table(scores: Sequence[HeadScores], baselines: Sequence[HeadScores]) -> dict[str, Any]:
@@ -128,15 +125,6 @@ def truncate(folder: Path, lengths: Mapping[str, Any]) -> None:
             os.truncate(folder / name, size["bytes"])
 
 
-def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Append lines to a file; an OSError names it."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-    except OSError as error:
-        raise OSError(f"cannot write to {path}: {error.strerror or error}") from None
-
-
 def _fields(layers: Sequence[HeadScores], name: str) -> list[Tensor]:
     """One score of every layer, (B, H) each."""
     return [getattr(layer, name) for layer in layers]
@@ -152,7 +140,7 @@ def has_history(folder: Path) -> bool:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of the metrics file of a run; an incomplete last line is left out."""
-    return [line for _, line in _read_lines(folder / METRICS_FILE)]
+    return list(_read_lines(folder / METRICS_FILE))
 
 
 def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -166,7 +154,7 @@ def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
     heads_file = folder / HEADS_FILE
 
     # A resumed run may have evaluated a step twice: the later line counts.
-    by_step = {line["step"]: line for _, line in _read_lines(heads_file)}
+    by_step = {line["step"]: line for line in _read_lines(heads_file)}
     if not by_step:
         raise RunFileError(f"run: {heads_file} holds no evaluation yet")
     evaluations = [by_step[step] for step in sorted(by_step)]
@@ -189,24 +177,17 @@ def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
     }
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a file as text and as objects with a step; an incomplete last line is left out."""
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file, each of which has a step; an incomplete last line is left out."""
     if not is_present(path):
         raise RunFileError(
             f"run: expected a folder that `regard train` wrote, with {path.name} in it, got {path.parent}"
         )
-    # keepends, since a last line without a line end was being written when the run was killed.
-    lines = read_text(path, RunFileError, "the history of a run", MAX_HISTORY_BYTES).splitlines(keepends=True)
-    for number, text in enumerate(lines, start=1):
-        try:
-            # finite=False: a diverged loss is written as NaN, and the page shows it as a gap.
-            line = check_type("line", parse_json(text, finite=False), dict)
+    # finite=False: a diverged loss is written as NaN, and the page shows it as a gap.
+    for line in read_lines(path, RunFileError, "the history of a run", finite=False):
+        with naming_errors(path, RunFileError):
             check_whole_number("step", line.get("step"), 0)
-        except ValueError as error:
-            if number == len(lines) and not text.endswith("\n"):
-                return  # the run was killed while it wrote this line
-            raise RunFileError(f"run: line {number} of {path} is not JSON with a step: {error}") from None
-        yield text, line
+        yield line
 
 
 def _read_losses(path: Path, metrics: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,19 +50,6 @@ class TrainingResult(NamedTuple):
     """The lowest validation loss, which is that of the model in the folder."""
 
 
-class StepWatcher(Protocol):
-    """What is open while a run trains and counts its steps, as a `regard.Monitor` does."""
-
-    steps: int
-
-    def step(self) -> None:
-        """Called after each step."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: Any) -> None: ...
-
-
 def train(
     config: Config,
     corpus: Corpus,
@@ -72,7 +59,7 @@ def train(
     resume: bool = False,
     device: str | None = None,
     quiet: bool = False,
-    watch: Callable[[GPT], StepWatcher] | None = None,
+    watch: Callable[[GPT], Any] | None = None,
 ) -> TrainingResult:
     """Train a GPT on a corpus.
 
@@ -82,7 +69,8 @@ def train(
     - `settings`: the hyperparameters.
     - `device`: "cpu" or "cuda"; by default a GPU if there is one.
     - `quiet`: print no progress.
-    - `watch`: makes what watches the training of the model, such as a `regard.Monitor`, on every rank.
+    - `watch`: makes what watches the training of the model, such as a `regard.Monitor`, on every rank. It is
+      open while the run trains, and its `steps` and `step()` count.
 
     Ctrl-C, SIGTERM or SIGHUP saves a checkpoint and returns a result with `finished=False`. While it runs, no
     other run can use the folder: an `InUseError` says which process does.
@@ -110,8 +98,6 @@ def train(
             except OSError as error:
                 complete = f"; the checkpoint of step {run.saved_step} in {folder} is complete"
                 raise OSError(f"{error}{complete if run.saved_step >= 0 else ''}") from None
-            finally:
-                run.progress.close()
 
 
 def _arguments(config: Config, corpus: Corpus, settings: TrainingSettings) -> dict[str, Any]:
@@ -146,7 +132,7 @@ class TrainingRun:
         self.earlier_seconds = 0.0  # of this run, before it was resumed
         self.warmup_seconds = 0.0  # when the warmup ended
         self.pending: list[tuple[int, float, Tensor, Tensor]] = []  # step, learning rate, loss, gradient norm
-        self.watcher: StepWatcher | None = None
+        self.watcher: Any = None
         self.quiet = quiet or not ranks.is_main
         self.progress = Progress(1, quiet=True)
 

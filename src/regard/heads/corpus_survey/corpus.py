@@ -15,10 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.support.files import TextFileError, check_regular_file, open_file
+from regard.support.files import TextFileError, open_file, read_chunks
 
-CHUNK = 1 << 14  # characters that are encoded at a time, extended to the end of the line
-MAX_LINE = 1 << 20
 Encode = Callable[[str], list[int]]
 
 
@@ -53,7 +51,7 @@ def _windows(corpus: Path, encode: Encode, length: int, start: int | None) -> It
     room = length - len(lead)
     pending: list[int] = []  # tokens that fill no window yet
     size = tokens = used = 0
-    for chunk in read_chunks(corpus):
+    for chunk in read_chunks(corpus, "corpus"):
         ids = encode(chunk)
         pending += ids
         size, tokens = size + len(chunk.encode()), tokens + len(ids)
@@ -65,31 +63,6 @@ def _windows(corpus: Path, encode: Encode, length: int, start: int | None) -> It
     # A text shorter than one window is still read: a survey of nothing would be an error.
     if not used and pending:
         yield lead + pending, size
-
-
-def read_chunks(corpus: Path) -> Iterator[str]:
-    """The text of a file in chunks that end with a line; a `TextFileError` if it is no text file.
-
-    A line is cut after `MAX_LINE` characters.
-    """
-    check_regular_file(corpus, TextFileError, "a text file as the corpus")
-    empty = True
-    try:
-        # -sig: Windows' editors begin UTF-8 files with a byte order mark, which would be a token of its own.
-        with corpus.open(encoding="utf-8-sig") as opened:
-            while chunk := opened.read(CHUNK):
-                # To the end of the line, so that no word is cut: a cut one would be encoded as other tokens.
-                chunk += opened.readline(MAX_LINE)
-                if "\0" in chunk:
-                    raise TextFileError(
-                        f"corpus: expected text, but {corpus} holds zero bytes: is it binary?"
-                    )
-                empty = empty and not chunk.strip()
-                yield chunk
-    except UnicodeDecodeError as error:
-        raise TextFileError(f"corpus: expected UTF-8 text, but {corpus} is not: {error.reason}") from None
-    if empty:
-        raise TextFileError(f"corpus: expected text, but {corpus} is empty")
 
 
 def digest(corpus: Path) -> str:

@@ -7,24 +7,16 @@ starting an operation takes longer than computing it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from regard.heads.measures.query_scores import KnownStatistics, TextScorer
 from regard.maps import AttentionMap, LinearAttentionMap
 
 MAX_NUMBERS, MAX_NUMBERS_ON_GPU = 1 << 22, 1 << 27
 """The most numbers of q in a stack, which are copied: 16 MiB in float32, 256 MiB in bfloat16."""
-
-
-class JoinedStatistics(NamedTuple):
-    """The statistics of several layers, (B, layers · H, …) each."""
-
-    entropy: Tensor
-    distance: Tensor
-    received: Tensor
 
 
 class PendingLayer(NamedTuple):
@@ -69,6 +61,5 @@ def join_statistics(layers: Sequence[PendingLayer]) -> KnownStatistics | None:
         return None
     if len(known) == 1:
         return known[0]
-    return JoinedStatistics(
-        *(torch.cat([getattr(x, name) for x in known], 1) for name in JoinedStatistics._fields)
-    )
+    names = ("entropy", "distance", "received")
+    return SimpleNamespace(**{name: torch.cat([getattr(x, name) for x in known], 1) for name in names})

@@ -7,8 +7,8 @@ softmax attention. Scores that depend on weights being probabilities, or on a si
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from regard.heads.measures.offsets import weight_back
 from regard.heads.measures.query_scores import QueryScore, TextScorer
 from regard.maps import LinearAttentionMap
 
@@ -23,7 +23,7 @@ def linear_scores(
     # tiny: a row of zeros has no shares, and is not defined below.
     known = total.clamp(min=torch.finfo(m.dtype).tiny)
     defined = {name: score.defined for name, score in scorer.null.items()}
-    shares = [_share(m, back, known) for back in range(min(near, T + m.first_position))]
+    shares = [weight_back(m, back).abs() / known for back in range(min(near, T + m.first_position))]
     zero = torch.zeros_like(known)
     values = {
         "previous_token": shares[1] if len(shares) > 1 else zero,
@@ -42,14 +42,3 @@ def linear_scores(
             scores[name] = QueryScore(value, defined[name] & (total > 0))
             null[name] = scorer.null[name]
     return scores, null
-
-
-def _share(m: LinearAttentionMap, back: int, total: Tensor) -> Tensor:
-    """The share of each query's weight on the key `back` positions before it, (B, H, T); 0 without one."""
-    B, H = m.matrix[:2]
-    offset = m.first_position - back
-    entries = m.diagonal(offset).reshape(B, H, -1).abs()
-    share = torch.zeros_like(total)
-    first = max(0, -offset)
-    share[..., first : first + entries.shape[-1]] = entries
-    return share / total

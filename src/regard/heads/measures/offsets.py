@@ -6,14 +6,11 @@ latest keys are those of every query. This file knows maps; it does not know tok
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from regard.attention.masks.named_masks import window as window_mask
-from regard.attention.masks.position_masks import causal
-from regard.maps import AttentionMap
+from regard.attention.masks.named_masks import causal, window
+from regard.maps import AttentionMap, LinearAttentionMap
 
 MOST_ROWS = 256
 MAX_WEIGHTS, MAX_WEIGHTS_ON_GPU = 1 << 22, 1 << 26  # that are computed at a time
@@ -46,22 +43,12 @@ def offset_sums(m: AttentionMap, rows: Tensor, count: bool = False) -> Tensor:
     return sums
 
 
-class DiagonalMass(NamedTuple):
-    """Sums of weights beside the diagonal, (B, H, T) each."""
-
-    itself: Tensor
-    previous: Tensor
-    near: Tensor
-    latest: Tensor
+def latest_mass(m: AttentionMap, n: int) -> Tensor:
+    """The weight of every query on the n latest keys, its own included, (B, H, T)."""
+    return m.mass(causal & window(n))
 
 
-def diagonal_mass(m: AttentionMap, near: int, latest: int) -> DiagonalMass:
-    """The weight on a query's own position, on the one before, and on the `near` and `latest` last ones."""
-    near_mass, latest_mass = (m.mass(causal & window_mask(n)) for n in (near, latest))
-    return DiagonalMass(_diagonal(m, 0), _diagonal(m, 1), near_mass, latest_mass)
-
-
-def _diagonal(m: AttentionMap, back: int) -> Tensor:
+def weight_back(m: AttentionMap | LinearAttentionMap, back: int) -> Tensor:
     """The weight of every query on the key `back` positions before it, (B, H, T); 0 without one."""
     entries = m.diagonal(m.first_position - back)
     first = max(0, back - m.first_position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.heads.corpus_survey.tallies import MOST_TOKENS, Tallies
 from regard.heads.measures.chosen_keys import mass_on, sees, sees_any, several_columns, weights_on
 from regard.heads.measures.induction import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
-from regard.heads.measures.offsets import diagonal_mass, offset_sums, sample_rows
+from regard.heads.measures.offsets import latest_mass, offset_sums, sample_rows, weight_back
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
@@ -46,15 +46,8 @@ NEAR = 8  # tokens that count as local, the query's own among them
 POLICY = (4, 64)  # the cache policy of the eviction score: numbers of first and of latest keys that are kept
 
 
-class KnownStatistics(Protocol):
-    """The statistics of a map (B, H, T, S), from `m.statistics()` or `m.summary(…)`."""
-
-    @property
-    def entropy(self) -> Tensor: ...
-    @property
-    def distance(self) -> Tensor: ...
-    @property
-    def received(self) -> Tensor: ...
+KnownStatistics = Any
+"""The statistics of a map (B, H, T, S), from `m.statistics()` or `m.summary(…)`: what has them as fields."""
 
 
 class Options(NamedTuple):
@@ -234,13 +227,12 @@ class TextScorer:
         """
         active, positions = self._active_queries(), self.positions()
         near, (_, window) = self.options.near, self.options.policy
-        band = diagonal_mass(m, near, window)
         has_previous = (positions > 0).expand(active.shape)
         if self.is_token_key is not None:
             has_previous = has_previous & self.is_token_key[:, None, (positions - 1).clamp(min=0)]
-        scores["previous_token"] = QueryScore(band.previous, active & has_previous)
-        scores["itself"] = QueryScore(band.itself, active)
-        scores["local"] = QueryScore(band.near, active)
+        scores["previous_token"] = QueryScore(weight_back(m, 1), active & has_previous)
+        scores["itself"] = QueryScore(weight_back(m, 0), active)
+        scores["local"] = QueryScore(latest_mass(m, near), active)
         # Attention to later tokens has no distance back, and no cache that could evict keys.
         later = self.visibility.later
         scores["distance"] = QueryScore(stats.distance, torch.zeros_like(active) if later else active)
@@ -249,7 +241,7 @@ class TextScorer:
         # What `streaming` loses when it evicts keys one by one, from sums that are there already.
         would_be_lost = is_evicted(positions.unsqueeze(-1), first[:, None, None], window)  # (B, 1, T, n)
         kept = first_columns.where(would_be_lost, 0.0).sum(-1)
-        loss = (self.row_sums(m) - band.latest - kept).clamp(min=0.0)
+        loss = (self.row_sums(m) - latest_mass(m, window) - kept).clamp(min=0.0)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
         lost = (loss * self.visibility.keys).round() > 0
         loses = active & lost if null is None else null["eviction"].defined

@@ -1,10 +1,12 @@
 """The names of the head scores: one list for the table in a terminal and for the page.
 
-This file knows words. The scores are computed in `query_scores` and `head_scores`.
+The words are in `scores.toml`. The scores are computed in `query_scores` and `head_scores`.
 """
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -19,46 +21,9 @@ class ScoreWords(NamedTuple):
     """One plain sentence that says what it measures."""
 
 
-SCORE_WORDS = (
-    ScoreWords("previous_token", "previous token", "Attention on the token before the query."),
-    ScoreWords("itself", "self", "Attention on the query's own token."),
-    ScoreWords("duplicate", "duplicate", "Attention on earlier copies of the query's token."),
-    ScoreWords("induction", "induction", "Attention on what followed earlier copies of the query's token."),
-    ScoreWords(
-        "retrieval", "retrieval", "How often the most attended key is the token being copied from a needle."
-    ),
-    ScoreWords("sink", "sink", "Attention on the one key that receives the most."),
-    ScoreWords(
-        "one_token", "one token", "Attention on the token id that receives the most, wherever it stands."
-    ),
-    ScoreWords(
-        "fixed_offset",
-        "fixed offset",
-        "Attention on the key a fixed number of tokens back, whatever is there.",
-    ),
-    ScoreWords("local", "local", "Attention on the last few tokens."),
-    ScoreWords("neighbours", "neighbours", "Attention on the eight patches around the query's own patch."),
-    ScoreWords("cls", "CLS", "Attention on the CLS token of a vision model."),
-    ScoreWords("registers", "registers", "Attention on the register tokens of a vision model."),
-    ScoreWords("eviction", "eviction", "Attention that is lost when a small cache evicts keys."),
-    ScoreWords(
-        "normalised_entropy",
-        "norm. entropy",
-        "Entropy as a share of its maximum; uniform attention scores 1.",
-    ),
-    ScoreWords("entropy", "entropy", "Entropy of the attention, in nats."),
-    ScoreWords("importance", "importance", "Rise of the loss when the head is ablated, in nats a token."),
-    ScoreWords("distance", "distance", "Mean number of tokens between the query and the keys it attends to."),
-    ScoreWords(
-        "effective_length",
-        "effective length",
-        "Number of keys that a linear layer's query draws on, counted as if they weighed the same.",
-    ),
-    ScoreWords(
-        "patch_distance",
-        "patch distance",
-        "Mean distance in the picture from the query's patch to the patches that it attends to.",
-    ),
+SCORE_WORDS = tuple(
+    ScoreWords(name, **words)
+    for name, words in tomllib.loads(Path(__file__).with_name("scores.toml").read_text("utf-8")).items()
 )
 TITLES = {score.name: score.title for score in SCORE_WORDS}
 

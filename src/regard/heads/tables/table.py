@@ -25,7 +25,7 @@ from regard.support.files import (
     read_text,
     shorten,
 )
-from regard.support.table import Table, check_writable, sort_rows
+from regard.support.table import Table, check_writable, find_head, sort_rows
 
 if TYPE_CHECKING:
     from regard.heads.tables.table_difference import TableDifference
@@ -117,12 +117,9 @@ class HeadTable:
         """A row by its number, or a head by layer and head: `table[3, 5]`, `table["decoder.3", 5]`."""
         if isinstance(place, int):
             return self.rows[place]
-        layer, head = place
-        for row in self.rows:
-            if row.key == str(layer) and row.head == head:
-                return row
         keys = ", ".join(dict.fromkeys(row.key for row in self.rows))
-        raise KeyError(f"head: expected a layer ({keys}) and a head of the table, got {place!r}")
+        heads = ((row.key, row.head) for row in self.rows)
+        return self.rows[find_head(heads, place, f"a layer ({keys}) and a head of the table")]
 
     @property
     def names(self) -> list[str]:
@@ -333,10 +330,9 @@ def _row(data: dict[str, Any]) -> HeadRow:
         sink_key=None if data.get("sink_key", "") is None else get_field(data, "sink_key", int),
         scores=scores,
         stack=get_field(data, "stack", str),
-        # Tables of earlier versions have no offset and no token.
-        offset=None if data.get("offset") is None else get_field(data, "offset", int),
-        token=None if data.get("token") is None else get_field(data, "token", int),
-        token_text=get_field(data, "token_text", str) if "token_text" in data else "",
+        offset=None if data.get("offset", "") is None else get_field(data, "offset", int),
+        token=None if data.get("token", "") is None else get_field(data, "token", int),
+        token_text=get_field(data, "token_text", str),
     )
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regard.heads.tables.score_words import title
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
-from regard.support.imports import data_frame
-from regard.support.table import find_head, sort_rows
+from regard.support.table import Table, find_head, sort_rows
 
 if TYPE_CHECKING:
     from regard.heads.tables.table import HeadRow, HeadTable, Score
@@ -115,11 +114,11 @@ class TableDifference(PrintedOutput):
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head and score."""
         records = [
-            {"layer": row.before.key, "head": row.before.head, "score": name} | score._asdict()
+            (row.before.key, row.before.head, name, *score)
             for row in self.rows
             for name, score in row.scores.items()
         ]
-        return data_frame(records)
+        return Table(("layer", "head", "score", *ScoreDifference._fields), records).to_pandas()
 
     def __repr__(self) -> str:
         return f"TableDifference({len(self)} heads, {len(self.changed)} with other labels)"

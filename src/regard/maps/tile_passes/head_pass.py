@@ -23,6 +23,7 @@ from regard.maps.tile_passes.sweep import LOG_ZERO, finite_lse
 
 QUERIES, KEYS = 128, 128  # of a block, of which the mask tells whether anything in it is visible
 TILE = 1 << 19  # weights of a tile of all heads, in blocks of neighbouring keys: 2 MiB in float32
+GROUP = 16  # keys of which the largest is compared first, where the largest of a row are looked for
 MAX_CACHED = 1 << 23  # weights whose visibility is cached: 32 MiB in float32
 
 
@@ -79,7 +80,20 @@ class HeadPass:
         # [k, 1], transposed, as the product needs them: (heads, D + 1, places).
         self.k = k.new_ones(H, D + 1, keys)
         self.k[:, :-1].copy_(k.mT)
+        self.is_normal = self._is_bounded(k, lse)
         self.gain = None if gain is None else k_bins.select(gain, 1).to(self.dtype)  # (heads, places)
+
+    def _is_bounded(self, k: Tensor, lse: Tensor) -> bool:
+        """Whether all exponentials are normal numbers by the lengths of queries and keys: no tile is asked.
+
+        `k` is (heads, places, D) and `lse` (heads, places).
+        """
+        # Spans may all be empty.
+        if self.mask.biased or self.softcap is not None or 0 in (self.q.shape[1], k.shape[1]):
+            return False
+        longest = torch.linalg.vector_norm(k, dim=-1).amax(-1, keepdim=True)
+        size = torch.linalg.vector_norm(self.q[..., :-1], dim=-1) * longest  # no score exceeds it
+        return bool((size + lse.abs()).amax() <= -least_log(self.dtype))
 
     def tiles(self) -> list[ScoreTile]:
         """Every tile with a visible key."""
@@ -104,7 +118,7 @@ class HeadPass:
         self, tiles: list[ScoreTile], cells: PooledCells | None, statistics: PlaceStatistics | None
     ) -> None:
         """Pass over some tiles; fill the cells and add to the statistics, whichever are not None."""
-        for tile, logs, weights, largest in self._weigh(tiles, keep_logs=statistics is not None):
+        for tile, logs, weights, largest in self.weigh(tiles, keep_logs=statistics is not None):
             sums = None if cells is None else self._pool(cells, tile, weights)
             if statistics is not None:
                 self._add(statistics, tile, logs, weights, largest, weights if sums is None else sums)
@@ -113,9 +127,16 @@ class HeadPass:
         """The weights of tiles times `row_weights` (heads, T), summed over the queries: (heads, places)."""
         of_places = self.q_bins.select(row_weights, 1).to(self.dtype).unsqueeze(1)  # (heads, 1, places)
         received = self.k.new_zeros(len(self.k), 1, self.k.shape[-1], dtype=self.dtype)
-        for tile, _, weights, _ in self._weigh(tiles, keep_logs=False):
+        for tile, _, weights, _ in self.weigh(tiles, keep_logs=False):
             received[..., tile.k.places] += of_places[..., tile.q.places] @ weights
         return received.squeeze(1)
+
+    def masses(self, tiles: list[ScoreTile]) -> Tensor:
+        """The sum of every row of some tiles, (heads, places of queries)."""
+        total = self.q.new_zeros(self.q.shape[:2], dtype=self.dtype)
+        for tile, _, weights, _ in self.weigh(tiles, keep_logs=False):
+            total[:, tile.q.places] += weights.sum(-1)
+        return total
 
     def largest(self, tiles: list[ScoreTile], k: int) -> tuple[Tensor, Tensor]:
         """The k largest log weights of every query and their keys, (heads, T, k) each; −inf and −1 for none.
@@ -131,8 +152,7 @@ class HeadPass:
             for at, shown in visible:
                 logs[..., at].masked_fill_(shown == 0.0, -torch.inf)
             rows = tile.q.places
-            # They may be fewer keys than k.
-            values, index = logs.topk(min(k, logs.shape[-1]), dim=-1)
+            values, index = _largest(logs, k)
             index += tile.k.first
             if tile.q is last:
                 values = torch.cat([best[:, rows], values], -1)
@@ -156,7 +176,7 @@ class HeadPass:
             torch.minimum(lows, join_k(join_q(entries, q, "amin", -2), k, "amin", -1), out=lows)
         return sums
 
-    def _weigh(
+    def weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
     ) -> Iterator[tuple[ScoreTile, Tensor, Tensor, Tensor | None]]:
         """Each tile with its log weights and its weights (heads, queries, keys).
@@ -167,7 +187,7 @@ class HeadPass:
         for tile in tiles:
             (logs, visible), largest = self._log_weights(tile), None
             weights = torch.empty_like(logs) if keep_logs else logs
-            if visible and _is_normal(logs):
+            if self.is_normal or (visible and _is_normal(logs)):
                 torch.exp(logs, out=weights)
                 for at, shown in visible:
                     weights[..., at].mul_(shown)
@@ -228,6 +248,23 @@ class HeadPass:
         statistics.received[:, tile.k.places].add_(sums.sum(-2))
         # logs is not read again: its own place takes the product.
         statistics.entropy[:, rows].sub_(logs.mul_(weights).sum(-1))
+
+
+def _largest(logs: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of every row (heads, rows, keys) and their places, or all where the keys are fewer."""
+    keys = logs.shape[-1]
+    count = keys // GROUP
+    if 8 * k > count:
+        return logs.topk(min(k, keys), dim=-1)
+    # The k largest are in the k groups with the largest maxima, which are quick to find. A group has every
+    # `count`-th key: to compare neighbours takes longer. Keys beyond the groups are looked at one by one.
+    inside = count * GROUP
+    groups = logs[..., :inside].unflatten(-1, (GROUP, count)).amax(-2).topk(k, dim=-1, sorted=False).indices
+    steps = torch.arange(0, inside, count, device=logs.device)
+    rest = torch.arange(inside, keys, device=logs.device).expand(*logs.shape[:-1], -1)
+    places = torch.cat([(groups.unsqueeze(-1) + steps).flatten(-2), rest], -1)
+    values, order = logs.gather(-1, places).topk(k, dim=-1)
+    return values, places.gather(-1, order)
 
 
 def _is_normal(logs: Tensor) -> bool:

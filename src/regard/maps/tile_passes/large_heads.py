@@ -101,12 +101,18 @@ def _limits(lse: Tensor, mask: Mask, S: int, first_position: int, half_precision
     T = lse.shape[2]
     if lse.device.type == "cuda" and half_precision:
         return max(MIN_LIMIT_FOR_KERNELS, math.log(S) + MARGIN)
+    if mask is full:
+        return max(MIN_LIMIT, math.log(S) + MARGIN)
+    key = ("limits", T, S, first_position, lse.dtype, lse.device)
+    return memoize_on_mask(mask, key, lambda: _limits_of_mask(lse, mask, S, first_position))
+
+
+def _limits_of_mask(lse: Tensor, mask: Mask, S: int, first_position: int) -> Tensor | float:
+    """The limits of a mask that hides something."""
     # Under a causal mask a row sees as many keys as its position has; other masks may show all of them to any
     # row.
-    key = ("later keys", T, S, first_position, lse.device)
-    if mask is full or memoize_on_mask(
-        mask, key, lambda: _sees_later_keys(mask, T, S, first_position, lse.device)
-    ):
+    T = lse.shape[2]
+    if _sees_later_keys(mask, T, S, first_position, lse.device):
         return max(MIN_LIMIT, math.log(S) + MARGIN)
     visible = torch.arange(first_position + 1, first_position + 1 + T, device=lse.device).clamp(1, S)
     return visible.to(lse.dtype).log_().add_(MARGIN).clamp_(min=MIN_LIMIT)

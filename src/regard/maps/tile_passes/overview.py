@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from typing import NamedTuple, TypeVar
 
@@ -133,18 +134,44 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     largest = kernels.topk(m, k)
     if largest is not None:
         return largest
-    _, _, T, S = m.matrix
     best = m.lse.new_full((*m.matrix[:3], k), -torch.inf)
     indices = torch.full(best.shape, -1, device=m.device)
     if 0 not in m.matrix:
-        q_bins = whole_bins(T, head_pass.QUERIES, m.device)
-        tiling = Tiling(m, q_bins, whole_bins(S, head_pass.KEYS, m.device))
-        for at, (values, keys) in _fold_tiles(m, tiling, lambda head, tiles: head.largest(tiles, k)):
+        largest_of = partial(HeadPass.largest, k=k)
+        for at, (values, keys) in _fold_tiles(m, _whole_tiling(m), largest_of):
             # The tiles of one head may come from several threads.
             values, order = torch.cat([best[at], values], -1).topk(k, dim=-1)
             best[at], indices[at] = values, torch.cat([indices[at], keys], -1).gather(-1, order)
     weights = best.exp_()
     return weights, indices.masked_fill_(weights == 0, -1)
+
+
+def mass(m: MapData) -> Tensor:
+    """The sum of every row, (B, H, T): below 1 under a mask that is narrower than that of lse."""
+    sums = kernels.row_sums(m)
+    if sums is not None:
+        return sums
+    total = m.lse.new_zeros(m.matrix[:3])
+    for at, part in _fold_tiles(m, _whole_tiling(m), HeadPass.masses) if 0 not in m.matrix else ():
+        total[at] += part
+    return total
+
+
+def fill_dense(m: MapData, dense: Tensor) -> None:
+    """Write the weight of every visible key into a tensor of zeros, (B, H, T, S)."""
+
+    def fill(head: HeadPass, tiles: list[ScoreTile]) -> None:
+        for tile, _, weights, _ in head.weigh(tiles, keep_logs=False):
+            dense[head.b, head.heads, tile.q.places, tile.k.places] = weights
+
+    for _ in _fold_tiles(m, _whole_tiling(m), fill) if 0 not in m.matrix else ():
+        pass
+
+
+def _whole_tiling(m: MapData) -> Tiling:
+    """The tiles of all rows and keys, a place for each."""
+    T, S = m.matrix[2:]
+    return Tiling(m, whole_bins(T, head_pass.QUERIES, m.device), whole_bins(S, head_pass.KEYS, m.device))
 
 
 def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:

@@ -86,28 +86,29 @@ def mass(m: MapData, mask: Mask) -> Tensor:
 
     def add_up(group: precision.HeadGroup) -> list[Tensor]:
         own_mask = mask.select(group.batch, group.heads)
-        sums = _band_mass(group.data, own_mask)
-        return [sweep.mass(group.data, own_mask) if sums is None else sums]
+        under = group.data._with(mask=own_mask)
+        sums = _band_mass(under)
+        return [overview.mass(under) if sums is None else sums]
 
     return precision.compute(m, add_up)[0]
 
 
-def _band_mass(m: MapData, mask: Mask) -> Tensor | None:
-    """`mass` on a CPU from the keys of a narrow band alone; None if the mask is not one."""
+def _band_mass(m: MapData) -> Tensor | None:
+    """The sums of rows on a CPU from the keys of a narrow band alone; None if the mask is not one."""
     B, H, T, S = m.matrix
     # On a GPU the kernels have their own way for bands.
-    band = mask.band(T, S) if m.device.type == "cpu" else None
+    band = m.mask.band(T, S) if m.device.type == "cpu" else None
     if band is None or band.behind is None or band.ahead is None:
         return None
     if B * H * BAND_ROWS * (BAND_ROWS + band.behind + band.ahead) > BAND_NUMBERS:
         return None
-    under, total = m._with(mask=mask), m.lse.new_zeros(B, H, T)
+    total = m.lse.new_zeros(B, H, T)
     for first in range(0, T, BAND_ROWS):
         rows = slice(first, min(first + BAND_ROWS, T))
         start, stop = (position + S - T for position in (first - band.behind, rows.stop + band.ahead))
         keys = slice(max(start, 0), min(stop, S))
         if keys.start < keys.stop:
-            total[:, :, rows] = partial_weights(under, grid(rows, keys, m.matrix, m.device)).sum(-1)
+            total[:, :, rows] = partial_weights(m, grid(rows, keys, m.matrix, m.device)).sum(-1)
     return total
 
 

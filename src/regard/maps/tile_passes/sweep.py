@@ -1,20 +1,12 @@
-"""Reductions of a map, tile by tile: mass under a mask, diagonals, and what statistics of rows end with.
-
-Never more than a tile is in memory. The log weights of a tile are score − lse; where nothing stands between
-the product and the softmax, they are a single product of [scale·q, −lse] and [k, 1].
-"""
+"""Diagonals of a map, and what statistics of rows end with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.backends.problem import AttentionProblem
-from regard.attention.backends.tiles import exponentials, fold, parts, score, visits
-from regard.attention.masks.base import Mask
 from regard.maps import kernels
 from regard.maps.data import MapData
 
@@ -22,16 +14,6 @@ EMPTY_ROW_LSE = 1e30  # stands for the lse of a row without visible keys: exp(sc
 LOG_ZERO = -1e4  # the logarithm of a weight of 0: exp gives 0, and 0 · −1e4 is 0 where 0 · −inf is NaN
 STATISTICS_ROUNDING = 1e-3  # error of a row sum; kernels for half precision reach half of it
 PAIRS, PAIRS_ON_GPU = 256, 1024  # entries of a diagonal that a mask is evaluated for at a time
-
-
-class LogTile(NamedTuple):
-    """The logarithms of the weights of a tile, −inf where a key is hidden."""
-
-    batch: slice
-    heads: slice
-    rows: slice
-    keys: slice
-    logs: Tensor  # (b, h, rows, keys)
 
 
 class RowStatistics(NamedTuple):
@@ -46,32 +28,6 @@ class RowStatistics(NamedTuple):
 def finite_lse(lse: Tensor) -> Tensor:
     """lse with a huge number for rows without visible keys, so that score − lse is never inf − inf."""
     return lse.masked_fill(lse == -torch.inf, EMPTY_ROW_LSE)
-
-
-def log_tiles(m: MapData, mask: Mask | None = None) -> Iterator[LogTile]:
-    """Every tile of the map that is not empty, under its own mask or a narrower one."""
-    B, H, T, S = m.matrix
-    if 0 in (B, H, T, S):
-        return
-    problem = AttentionProblem(
-        m.q, m.k, m.k[..., :0], m.mask if mask is None else mask, m.scale, m.softcap, None, 0.0
-    )
-    for batch, heads, _, part in parts(problem, m.dtype):
-        lse = finite_lse(m.lse[batch, heads, :, None])
-        if m.softcap is None:  # put −lse into the product
-            q = torch.cat([part.q * part.scale, -lse], -1)
-            ones = part.k.new_ones(*part.k.shape[:2], 1, S)
-            k = torch.cat([part.k.mT, ones], -2).mT  # laid out in memory as part.k is
-            part = part._replace(q=q, k=k, scale=1.0)
-        b, h = part.q.shape[:2]
-        for rows, columns in visits(part):
-            q = fold(part.q[:, :, rows], part.k.shape[1])  # scaled already, or a soft cap is
-            for column in columns:
-                logs = score(part, q, rows, column).scores.view(b, h, rows.stop - rows.start, -1)
-                if m.softcap is not None:
-                    logs.sub_(lse[:, :, rows])
-                # Large scores were float64 up to here; their difference from lse fits float32.
-                yield LogTile(batch, heads, rows, column.keys, logs.to(m.result_dtype))
 
 
 def finish_statistics(m: MapData, stats: RowStatistics, total: Tensor) -> RowStatistics:
@@ -104,18 +60,6 @@ def _softmax_sum(m: MapData, total: Tensor, rows: slice | Tensor, rounding: floa
     if m.sinks is not None:
         total = total + (m.sinks.to(m.lse).view(-1, 1) - finite_lse(m.lse[:, :, rows])).exp_()
     return total.where((total - 1.0).abs() <= rounding, 1.0)
-
-
-def mass(m: MapData, mask: Mask) -> Tensor:
-    """The sum of every row under a mask that is narrower than the map's own, (B, H, T)."""
-    sums = kernels.row_sums(m, mask)
-    if sums is not None:
-        return sums
-    B, H, T, _ = m.matrix
-    total = m.lse.new_zeros(B, H, T)
-    for batch, heads, rows, _, logs in log_tiles(m, mask):
-        total[batch, heads, rows] += exponentials(logs, out=logs).sum(-1)
-    return total
 
 
 def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor:

@@ -234,26 +234,33 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
 
     `mask` is the mask of all the rows.
     """
-    is_first = first.tolerance_used >= second.tolerance_used or math.isnan(first.tolerance_used)
-    weight_errors = [x.weights for x in (first, second) if x.weights is not None]
     return replace(
-        first if is_first else second,
+        _worst((first, second)),
         rows=first.rows + second.rows,
         total_rows=first.total_rows + second.total_rows,
         mask=str(mask),
         window=mask.window_size(),
-        problem=first.problem or second.problem,
-        unplaced=first.unplaced or second.unplaced,
-        weights=largest(weight_errors) if weight_errors else None,
         empty_rows=first.empty_rows + second.empty_rows,
-        replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
     )
 
 
-def _badness(evidence: Evidence) -> tuple[bool, float, float]:
-    """A key by which worse evidence is larger, whichever order it comes in."""
-    used = math.inf if math.isnan(evidence.difference) else evidence.tolerance_used
-    return not evidence.certified, used, evidence.difference
+def _worst(evidence: Sequence[Evidence]) -> Evidence:
+    """Return the worst of some evidence of a layer, with every problem of the others."""
+
+    def badness(x: Evidence) -> tuple[bool, float, float]:
+        # NaN is worse than any number, whichever comes first.
+        used = math.inf if math.isnan(x.difference) else x.tolerance_used
+        return not x.certified, used, x.difference
+
+    weights = [x.weights for x in evidence if x.weights is not None]
+    return replace(
+        max(evidence, key=badness),
+        problem=next((x.problem for x in evidence if x.problem is not None), None),
+        unplaced=next((x.unplaced for x in evidence if x.unplaced is not None), None),
+        weights=largest(weights) if weights else None,
+        scores=max(x.scores for x in evidence),
+        replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),
+    )
 
 
 class ShardEvidence(NamedTuple):
@@ -273,21 +280,14 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
     Ranks with other heads have compared the same rows, and ranks with other rows more of them.
     """
     evidence = [part.evidence for part in parts]
-    worst = max(evidence, key=_badness)
     by_heads: dict[tuple[int, ...], dict[Runs | None, Evidence]] = {}  # each once, whichever ranks have it
     for part in parts:
         by_heads.setdefault(part.heads, {})[part.rows] = part.evidence
-    weights = [x.weights for x in evidence if x.weights is not None]
     return replace(
-        worst,
+        _worst(evidence),
         rows=min(sum(x.rows for x in by_rows.values()) for by_rows in by_heads.values()),
         total_rows=max(sum(x.total_rows for x in by_rows.values()) for by_rows in by_heads.values()),
-        problem=next((x.problem for x in evidence if x.problem is not None), None),
-        unplaced=next((x.unplaced for x in evidence if x.unplaced is not None), None),
-        weights=largest(weights) if weights else None,
-        scores=max(x.scores for x in evidence),
         empty_rows=max(x.empty_rows for x in evidence),
-        replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),
     )
 
 

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from regard.attention.inputs import working_dtype
+from regard.attention.masks.tensor_masks import TensorMask
 from regard.attention.tensors import check_floats
 from regard.maps import AttentionMap, attention_map
 from regard.maps.index import Axes
-from regard.recorder.certificates.certificate import ROWS, Evidence
-from regard.recorder.certificates.examination import examine
-from regard.recorder.certificates.row_products import DenseWeights
+from regard.recorder.certificates.certificate import ROWS, Evidence, sampled_rows
+from regard.recorder.certificates.examination import at_rows, examine
 from regard.recorder.layer import Layer
 
 OUTPUT = "the output"
@@ -59,19 +61,33 @@ def certify(weights: AttentionMap | Tensor, v: Tensor, output: Tensor, *, verify
     B, H, T, S = (1,) * (4 - len(shape)) + shape
     values = _values(v, shape).detach().reshape(B, -1, S, v.shape[-1])
     model_output = _output(output, (*shape[:-1], v.shape[-1])).detach().reshape(B, H, T, -1)
-    max_rows = None if verify else ROWS
     if isinstance(weights, AttentionMap):
         # The map of one head has fewer axes, and the comparison takes all four.
         m = weights._with(axes=Axes())
         if values.shape[1] != m.k.shape[1]:  # a head of both for each query head, then
             values, k = (x.repeat_interleave(H // x.shape[1], 1) for x in (values, m.k))
             m = m._with(k=k)
-        return examine(m, values, model_output, against=OUTPUT, max_rows=max_rows)
-    dense = DenseWeights(weights.detach().reshape(B, H, T, S))
+        return examine(m, values, model_output, against=OUTPUT, max_rows=None if verify else ROWS)
+    rows = sampled_rows(T, T if verify else ROWS, weights.device)
+    own = at_rows(weights.detach().reshape(B, H, T, S), rows)
     # Weights of both signs may sum to 1 and give the right output.
     problem = NEGATIVE if bool((weights < 0).any()) else None
-    evidence = examine(dense, values, model_output, problem=problem, against=OUTPUT, max_rows=max_rows)
-    return replace(evidence, mask="weights given as a tensor")
+    evidence = examine(
+        _map_of(own), values, at_rows(model_output, rows), problem=problem, against=OUTPUT, max_rows=None
+    )
+    # Stored weights are rounded one by one, and not by a kernel's exp.
+    room = evidence.row_sums_tolerance + torch.finfo(own.dtype).eps / 2
+    return replace(
+        evidence, total_rows=T, row_sums_tolerance=room, mask="weights given as a tensor", window=None
+    )
+
+
+def _map_of(weights: Tensor) -> AttentionMap:
+    """Return the map whose scores are the logarithms of weights (B, H, T, S), beside queries of zeros."""
+    wide = weights.to(working_dtype(weights.dtype))
+    q, k = (weights.new_zeros(*lead, 1) for lead in (weights.shape[:3], (len(weights), 1, weights.shape[3])))
+    lse = wide.new_zeros(weights.shape[:3]).masked_fill_((weights == 0).all(-1), -torch.inf)
+    return AttentionMap(q=q, k=k, lse=lse, mask=TensorMask(wide.abs().log()), scale=1.0)
 
 
 def _values(v: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.maps import LinearAttentionMap, linear_attention_map
 from regard.maps.recurrence import ChunkedRecurrence
-from regard.recorder.certificates.certificate import OWN_OUTPUT, Evidence, sampled_rows
+from regard.recorder.certificates.certificate import Evidence, sampled_rows
 from regard.recorder.certificates.examination import (
     DISTINCT,
     ROUNDING_UNITS,
@@ -43,7 +43,6 @@ def examine_linear(
     gate: Tensor | None = None,
     convolution: int | None = None,
     problem: str | None = None,
-    against: str = OWN_OUTPUT,
     rows: Tensor | None = None,
 ) -> Evidence:
     """Compare a map (B, H, T, T) and its values v (B, H, T, E) with the model's output (B, H, T, E).
@@ -53,7 +52,6 @@ def examine_linear(
     - `convolution`: the number of tokens of a short convolution before the recurrence, which the map does not
       show.
     - `problem`: a reason why the layer cannot be certified, if one is known.
-    - `against`: a name for `output`.
     - `rows`: the rows to compare, if `output` and `gate` have only these; by default a sample.
     """
     B, H, T, _ = m.matrix
@@ -88,7 +86,6 @@ def examine_linear(
         mask=str(m.mask),
         scale=m.scale,
         problem=problem or (SIMILAR_VALUES if similar else None),
-        against=against,
         recurrence=kind,
     )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.maps import WeightedMap
-from regard.recorder.contributions.linear_weights import LinearWeights
+from regard.recorder.contributions.output_projection import LinearWeights
 from regard.recorder.contributions.residual_stream import (
     ResidualStream,
     StreamPass,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.inputs import working_dtype
 from regard.recorder.certificates.certificate import sampled_rows
-from regard.recorder.contributions.linear_weights import LinearWeights
+from regard.recorder.contributions.output_projection import LinearWeights
 
 ROWS = 16  # rows on which the forms of a norm are compared
 BIASES = ("bias", "beta", "b")

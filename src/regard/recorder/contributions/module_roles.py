@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from regard.recorder.contributions.frozen_modules import is_norm
-from regard.recorder.contributions.linear_weights import is_linear
+from regard.recorder.contributions.output_projection import is_linear
+from regard.recorder.sources.structure_of_models.structure import is_inside
 
 Role = Literal[
     "block", "attention", "branch", "mixer", "linear", "attention linear", "norm", "head linear", "activation"
@@ -74,7 +75,7 @@ def _blocks(modules: dict[str, nn.Module], attention: Collection[str]) -> list[s
             continue
         if isinstance(module, nn.ModuleList | nn.Sequential):
             elements = [f"{name}.{child}".lstrip(".") for child in module._modules]
-            holding = [x for x in elements if any(_inside(y, x) for y in attention)]
+            holding = [x for x in elements if any(is_inside(y, x) for y in attention)]
             # A Sequential with one such element is a whole model, or a block itself.
             if len(holding) > 1 or (holding and isinstance(module, nn.ModuleList)):
                 blocks += [x for x in elements if x in modules]
@@ -101,7 +102,7 @@ def _inside_block(
             elif is_norm(inner):
                 yield ModuleRole(full_name, inner, "norm", block, name)
         return
-    holds_attention = any(_inside(x, name) for x in attention)
+    holds_attention = any(is_inside(x, name) for x in attention)
     if name in mixers and not holds_attention:
         yield ModuleRole(name, module, "mixer", block)
     elif is_norm(module):
@@ -127,8 +128,3 @@ def _role_outside(module: nn.Module) -> Role | None:
     is_leaf = not any(True for _ in module.children())
     is_plain = is_leaf and not any(True for _ in module.parameters())
     return "activation" if is_plain and not type(module).__name__.startswith(PASSED_THROUGH) else None
-
-
-def _inside(name: str, outer: str) -> bool:
-    """Whether a module is another one or inside it."""
-    return name == outer or name.startswith(f"{outer}.")

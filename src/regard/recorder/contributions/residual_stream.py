@@ -15,8 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.recorder.contributions.linear_weights import LinearWeights
-from regard.recorder.contributions.output_projection import OutputProjection
+from regard.recorder.contributions.output_projection import LinearWeights, OutputProjection
 
 NONLINEAR = frozenset(
     (

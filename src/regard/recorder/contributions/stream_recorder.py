@@ -25,12 +25,13 @@ from regard.recorder.contributions.frozen_modules import (
     tracked,
     tracked_through,
 )
-from regard.recorder.contributions.linear_weights import LinearWeights, linear_weights
 from regard.recorder.contributions.module_roles import ModuleRole
 from regard.recorder.contributions.output_projection import (
+    LinearWeights,
     OutputProjection,
     certified_projection,
     has_same_rows,
+    linear_weights,
 )
 from regard.recorder.contributions.residual_stream import ResidualStream, StreamPass, StreamTerm
 from regard.recorder.layer import LayerId

@@ -18,8 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
 from regard.recorder.certificates.certificate import Evidence, join_evidence, sampled_rows
-from regard.recorder.generation.mask_join import join_masks
-from regard.recorder.generation.piecewise_mask import CallSizes
+from regard.recorder.generation.mask_join import CallSizes, join_masks
 from regard.recorder.layer import Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
 

@@ -59,7 +59,7 @@ def layer_ids(
 
 
 @contextmanager
-def attach(
+def attach_adapters(
     model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Adapter], first: int = 0
 ) -> Iterator[None]:
     """Call the adapters after every call of their modules; restore the modules on leaving."""

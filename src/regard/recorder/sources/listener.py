@@ -23,27 +23,33 @@ from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
+from regard.recorder.rank_group import is_distributed
 from regard.recorder.receiver import CallReceiver, Slot
-from regard.recorder.sources import attend_function, ring_attention, sdpa, token_order
-from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order, torch_mha
+from regard.recorder.sources.call_listeners import (
+    CallListener,
+    Listening,
+    listeners_to,
+    notify,
+    open_listeners,
+    reading_mode,
+)
 from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager.eager_scores import EagerAttention
-from regard.recorder.sources.linear_attention.linear_modules import linear_modules
-from regard.recorder.sources.row_placement import place_rows
+from regard.recorder.sources.linear_attention import is_linear_layer, linear_layer_ids
+from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
-from regard.recorder.sources.structure_of_models.head_placement import is_distributed, place_heads
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
-from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import (
     FUSED,
     computes_softmax_attention,
     is_torchs,
     kind_of,
 )
-from regard.recorder.sources.torch_modules import torch_mha
-from regard.support.override import ContextEntries, MethodWrappers
+from regard.support.override import MethodWrappers
 from regard.support.torch_internals import current_transform
 
 SHARED_KEYS = (
@@ -65,47 +71,66 @@ NO_LAYERS = re.compile(
 """Matches the names of classes whose softmax is not over the tokens of a text, such as routers."""
 
 
-def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules whose code calls something that is listened to, or computes attention, by name."""
-    modules = modules_of(model)
-    return {name: modules[name] for name in _attention_names(model)}
+class AttentionParts(NamedTuple):
+    """The modules of a model whose attention is heard, by their names."""
+
+    attention: tuple[str, ...]
+    """Those whose code calls something that is listened to, or computes attention."""
+    traced: tuple[str, ...]
+    """Those whose functions are followed: of code that nobody here knows."""
+    linear: tuple[str, ...]
+    """Linear attention and state-space layers that can be read."""
+    layer_ids: dict[str, LayerId]
+    linear_ids: dict[str, LayerId]
+    pretrained: tuple[str, ...]
+    """Transformers' models: this one, or those inside."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The modules of softmax attention."""
+        return frozenset((*self.attention, *self.layer_ids))
 
 
 @remembered
-def _attention_names(model: nn.Module) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, module in model.named_modules()
-        # PyTorch's module and Regard's layer are sources of their own (`torch_mha`, `gpt`), and would be
-        # heard twice.
-        if not isinstance(module, nn.MultiheadAttention)
-        and not (isinstance(module, Attention) and type(module).forward is Attention.forward)
-        and (
-            not FUNCTIONS.isdisjoint(names := module_names(module))
-            or ATTEND in names
-            or computes_softmax_attention(module)
-        )
+def attention_parts(model: nn.Module) -> AttentionParts:
+    """Find the modules of a model whose attention is heard."""
+    modules = modules_of(model)
+    attention = {name: module for name, module in modules.items() if _attends(module)}
+    numbered = numbered_modules(attention)
+    linear = {name: module for name, module in modules.items() if is_linear_layer(module)}
+    ids = [
+        *assign_layer_ids(numbered).values(),
+        *torch_mha.layer_ids(model).values(),
+        *gpt.layer_ids(model).values(),
+    ]
+    linear_ids = linear_layer_ids(modules, linear, numbered) if linear else {}
+    return AttentionParts(
+        tuple(attention),
+        tuple(name for name, module in modules.items() if _is_traced(module)),
+        tuple(linear),
+        {layer_id.name: layer_id for layer_id in ids},
+        {layer_id.name: layer_id for layer_id in linear_ids.values()},
+        tuple(name for name, module in modules.items() if is_pretrained(module)),
     )
 
 
-@remembered
-def _layer_ids(model: nn.Module) -> dict[str, LayerId]:
-    """Return the layer ids of a model's attention modules, by their names."""
-    ids = assign_layer_ids(numbered_modules(attention_modules(model)))
-    return {layer_id.name: layer_id for layer_id in ids.values()}
-
-
-@remembered
-def _traced_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules whose functions are followed: those of code that nobody here knows.
-
-    Transformers' modules call its interface, unless they compute a softmax themselves, and Regard's own are
-    sources of their own. PyTorch's hold no code of a model, and would leave their fused kernels.
-    """
-    return tuple(name for name, module in model.named_modules() if _is_traced(module))
+def _attends(module: nn.Module) -> bool:
+    """Whether the code of a module calls something that is listened to, or computes attention."""
+    # PyTorch's module and Regard's layer are numbered by themselves (`torch_mha`, `gpt`).
+    if isinstance(module, nn.MultiheadAttention):
+        return False
+    if isinstance(module, Attention) and type(module).forward is Attention.forward:
+        return False
+    names = module_names(module)
+    return not FUNCTIONS.isdisjoint(names) or ATTEND in names or computes_softmax_attention(module)
 
 
 def _is_traced(module: nn.Module) -> bool:
+    """Whether a module's functions are followed: those of code that nobody here knows.
+
+    Transformers' modules call its interface, unless they compute a softmax themselves. PyTorch's hold no code
+    of a model, and would leave their fused kernels.
+    """
     file = type(module).__module__
     # The stages are written out as a learner writes them, and no source of their own.
     if isinstance(module, FUSED) or (file.startswith("regard.") and not file.startswith("regard.stages.")):
@@ -128,17 +153,6 @@ def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         or not (NO_LAYERS.search(kind_of(module)) or found & set(module.modules()) - {module})
     }
     return numbered or dict(modules)
-
-
-def fits(model: nn.Module) -> bool:
-    """Whether the model has a module to listen to, or is one of Transformers'."""
-    return bool(_traced_names(model) or attention_modules(model)) or is_transformers(model)
-
-
-@remembered
-def is_transformers(model: nn.Module) -> bool:
-    """Whether this is a Transformers model, or has one inside."""
-    return any(is_pretrained(module) for module in model.modules())
 
 
 def is_pretrained(module: nn.Module) -> bool:
@@ -183,31 +197,19 @@ class EarlierCall(NamedTuple):
             and torch.equal(self.k, earlier.k)
         )
 
-    def is_beside(self, calls: Sequence[EarlierCall]) -> bool:
-        """Whether a call has the next tokens of one sequence, which attend to themselves and to no others.
-
-        Its queries and keys are cut from the tensors of the earlier calls, where those end, and at the same
-        tokens of both: windows that run in another order, or attend to other windows, are maps of their own.
-        """
-        first, tokens = calls[0], sum(call.q.shape[2] for call in calls)
-        return (
-            _other_tokens(self.q, first.q)
-            and _other_tokens(self.k, first.k)
-            and _first_token(first.q) == _first_token(first.k)
-            and _first_token(self.q) == _first_token(self.k) == _first_token(first.q) + tokens
-            and all(call.q.shape[2] == call.k.shape[2] for call in (*calls, self))
-        )
+    def tokens_after(self, first: EarlierCall) -> tuple[int | None, int | None]:
+        """By how many tokens its queries and its keys begin after those of the first call."""
+        return _tokens_between(self.q, first.q), _tokens_between(self.k, first.k)
 
     def is_cut_like(self, first: EarlierCall) -> bool:
         """Whether two calls of one module have other tokens of the same queries or keys."""
-        pairs = ((self.q, first.q), (self.k, first.k))
-        return self is not first and any(_other_tokens(x, y) for x, y in pairs)
+        pairs = zip(self.tokens_after(first), (self.q, self.k), strict=True)
+        return any(n is not None and abs(n) >= x.shape[2] > 0 for n, x in pairs)
 
     def place_after(self, first: EarlierCall) -> str:
         """Which part of its module's attention it is beside the first call, in words."""
-        pairs = ((self.q, first.q), (self.k, first.k))
-        rows, keys = (_first_token(x) - _first_token(y) if _is_one(x, y) else None for x, y in pairs)
-        words = [f"{n:+d} {what}" for what, n in (("queries", rows), ("keys", keys)) if n is not None]
+        numbers = zip(self.tokens_after(first), ("queries", "keys"), strict=True)
+        words = [f"{n:+d} {what}" for n, what in numbers if n is not None]
         return f"{PARTS}; this one begins {' and '.join(words)} from where the first begins"
 
     def part_of(self, calls: Sequence[EarlierCall]) -> Part | None:
@@ -219,46 +221,36 @@ class EarlierCall(NamedTuple):
         heads = (self.q.shape[:2], self.k.shape[:2]) == (first.q.shape[:2], first.k.shape[:2])
         if not heads or self.scores != first.scores:
             return None
-        if self.is_beside(calls):
+        T, S, before = self.q.shape[2], self.k.shape[2], sum(call.q.shape[2] for call in calls)
+        queries, keys = self.tokens_after(first)
+        if queries != before:
+            return None
+        # Tokens that attend to themselves and to no others, at the same places of both tensors: windows that
+        # run in another order, or attend to other windows, are maps of their own.
+        is_aligned = keys == before and _first_token(first.q) == _first_token(first.k)
+        if is_aligned and all(call.q.shape[2] == call.k.shape[2] for call in (*calls, self)):
             return "beside"
-        return "rows" if self.has_next_rows(calls) else None
-
-    def has_next_rows(self, calls: Sequence[EarlierCall]) -> bool:
-        """Whether a call has the next queries of the same tensor, for the same keys or new ones too."""
-        first, rows = calls[0], sum(call.q.shape[2] for call in calls)
-        T, S = self.q.shape[2], self.k.shape[2]
-        apart = int(self.q.storage_offset()) - int(first.q.storage_offset())
-        return (
-            _other_tokens(self.q, first.q)
-            and apart == rows * _strides(self.q, first.q)[2]
-            and self.k.data_ptr() == first.k.data_ptr()
-            and _strides(self.k, first.k) == _strides(first.k, self.k)
-            # Causal code hands each chunk the keys up to its own end, other code all keys. As many queries as
-            # keys are no chunk: that is attention once more.
-            and (S == rows + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2])
-        )
+        # Causal code hands each chunk the keys up to its own end, other code all keys. As many queries as
+        # keys are no chunk: that is attention once more.
+        is_chunk = S == before + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2]
+        return "rows" if keys == 0 and is_chunk else None
 
 
 def _write_counts(q: Tensor, k: Tensor, mask: Mask) -> tuple[int | None, ...]:
     return write_count(q), write_count(k), *mask_write_counts(mask)
 
 
-def _other_tokens(q: Tensor, other: Tensor) -> bool:
-    """Whether two tensors (B, H, T, D) are different tokens, and not different heads, of one tensor."""
-    if not _is_one(q, other):
-        return False
-    step = (strides := _strides(q, other))[2]
+def _tokens_between(x: Tensor, first: Tensor) -> int | None:
+    """By how many tokens x begins after a tensor (B, H, T, D); None if they are not cut so from one."""
+    is_same = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    if not is_same or (strides := _strides(x, first)) != _strides(first, x):
+        return None
     # An expanded axis has stride 0.
-    apart, rest = divmod(abs(int(q.storage_offset()) - int(other.storage_offset())), max(step, 1))
+    step = max(strides[2], 1)
+    apart, rest = divmod(int(x.storage_offset()) - int(first.storage_offset()), step)
     # A stride larger than a token's is that of a head or a text, and spans all the tokens.
-    tokens = min((x // step for x in strides[:2] if x > step), default=apart + 1) if step else 0
-    return not rest and q.shape[2] <= apart < tokens
-
-
-def _is_one(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors (B, H, T, D) are cut from one."""
-    is_same = x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return is_same and _strides(x, other) == _strides(other, x)
+    tokens = min((n // step for n in strides[:2] if n > step), default=abs(apart) + 1)
+    return None if rest or abs(apart) >= (tokens if strides[2] else 1) else apart
 
 
 def _first_token(x: Tensor) -> int:
@@ -278,27 +270,39 @@ class Listener:
     `watched` are the modules that run in `run_module`.
     """
 
-    def __init__(self, model: nn.Module, receiver: CallReceiver, watched: Iterable[nn.Module]) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        parts: AttentionParts,
+        receiver: CallReceiver,
+        watched: Iterable[nn.Module],
+    ) -> None:
         self.receiver = receiver
         self.watched = frozenset(watched)
-        modules = modules_of(model)
         self.names = {module: name for name, module in modules.items()}
-        self.layer_ids = {modules[name]: layer_id for name, layer_id in _layer_ids(model).items()}
+        # An edit does not reach linear layers, and is not told of them.
+        ids = parts.layer_ids if receiver.is_editor else parts.layer_ids | parts.linear_ids
+        self.layer_ids = {modules[name]: layer_id for name, layer_id in ids.items()}
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
+        self.running = CallListener(self._hear, receiver.is_editor, self._wants_overview)
+        """Receives the calls of whichever module is running."""
 
-    def hear(self, call: Call) -> Call:
-        """Take a call of `scaled_dot_product_attention` by whichever module is running."""
+    def to(self, module: nn.Module) -> CallListener:
+        """Return what receives the calls of one of the model's modules."""
+        wants_overview = functools.partial(self._wants_overview, module)
+        return CallListener(functools.partial(self.take, module), self.receiver.is_editor, wants_overview)
+
+    def _hear(self, call: Call) -> Call:
         module = calling_module()
         return self.take(module, call) if module in self.names else call
-
-    def module_of(self, modules: tuple[nn.Module, ...]) -> nn.Module | None:
-        """Return the innermost of some modules, the outermost first, that belongs to the model."""
-        return next((module for module in reversed(modules) if module in self.names), None)
 
     def take(self, module: nn.Module, call: Call) -> Call:
         """Pass on an attention call of one of the model's modules, which may make several."""
         layer_id, part = self.layer_id(module), None
+        if isinstance(call, AttentionCall) and call.recurrence is not None:
+            # Of the receivers only a recording makes maps of recurrences.
+            return self.receiver.record(layer_id, call) if self.receiver.takes_recurrences else call
         if isinstance(call, AttentionCall) and is_distributed():
             call = place_heads(module, self._parent(module), call)
             call = place_rows(call) if isinstance(call, AttentionCall) else call
@@ -324,7 +328,7 @@ class Listener:
             earlier[-1] = earlier[-1]._replace(slot=slot)
             # A part that could not be joined has other rows or keys than the tokens, and so has the first
             # one.
-            if part is None and earlier[-1].is_cut_like(earlier[0]):
+            if part is None and len(earlier) > 1 and earlier[-1].is_cut_like(earlier[0]):
                 self.receiver.unplace(earlier[0].slot, PARTS)
                 self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
         # Those among them that run in `run_and_disown` know when an output was not used.
@@ -337,7 +341,7 @@ class Listener:
         name = self.names[module].rpartition(".")[0]
         return next((other for other, own in self.names.items() if own == name and other is not module), None)
 
-    def wants_overview(self, module: nn.Module | None) -> bool:
+    def _wants_overview(self, module: nn.Module | None = None) -> bool:
         """Whether the attention of a module, or of the one that is running, should hand out an overview."""
         if not self.receiver.overviews:
             return False
@@ -362,10 +366,6 @@ class Listener:
             self.earlier.pop(module, None)
 
 
-_eager_listeners: ContextEntries[Listener] = ContextEntries("eager_listeners")
-"""The listeners to attention in modules' own code, of the blocks that are open in a context."""
-
-
 def _eager_call(attention: EagerAttention, independent: str | None) -> Call:
     """Read an attention in a module's own code, or say why it cannot be read.
 
@@ -385,26 +385,20 @@ def _eager_call(attention: EagerAttention, independent: str | None) -> Call:
 
 def _hear_eager(attention: EagerAttention) -> Tensor | None:
     """Pass an attention in a module's own code to the listeners of this context; return an edited output."""
-    takers = [
-        sdpa.CallListener(functools.partial(listener.take, module), listener.receiver.is_editor)
-        for listener in _eager_listeners.get()
-        if (module := listener.module_of(attention.modules)) is not None
-    ]
+    listeners = listeners_to(*attention.modules)
     # A transform of torch.func hides its numbers; `TokenMixers` then names the module as missing.
-    if not takers or current_transform() is not None:
+    if not listeners or current_transform() is not None:
         return None
-    # Editors first, so that a recording receives the call as it was edited.
-    takers.sort(key=lambda taker: not taker.is_editor)
     if has_heads_first(attention, attention.modules[-1]):
         attention = attention.exchanged()
     device, scores = attention.v.device, attention.weights.scores
     # Asked of the tensors as the model has them, before reading makes copies that nothing follows.
     independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None
     # Reading the call multiplies and takes a softmax itself; PyTorch has taken the mode off here.
-    with sdpa.reading_mode(takers), sdpa.Listening():
+    with reading_mode(listeners), Listening():
         call = _eager_call(attention, independent)
         with without_autocast(device):
-            call = sdpa.notify(takers, call)
+            call = notify(listeners, call)
     if isinstance(call, UnreadableCall) or call.used is None:
         return None
     return attention.restore(call.used.reshape(attention.output.shape))
@@ -421,37 +415,50 @@ def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
 
 @contextmanager
 def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
-    """Listen to the model's attention; restore everything on leaving."""
-    modules, attention = modules_of(model), attention_modules(model)
-    traced = dict.fromkeys(_traced_names(model))
-    watched = {name: modules[name] for name in {**attention, **traced}}
-    listener = Listener(model, receiver, watched.values())
+    """Pass the attention calls of a model to a receiver; restore everything on leaving."""
+    modules, parts = modules_of(model), check_recognised(model)
+    watched = [modules[name] for name in dict.fromkeys((*parts.attention, *parts.traced))]
+    listener = Listener(modules, parts, receiver, watched)
     receiver.expect(listener.layer_ids.values())
     wrappers = MethodWrappers()
-    for name, module in watched.items():
+    for module in watched:
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
-        if name in traced:
-            wrappers.add(module, "forward", functools.partial(eager_trace.run_traced, _hear_eager))
+    for name in parts.traced:
+        wrappers.add(modules[name], "forward", functools.partial(eager_trace.run_traced, _hear_eager))
+    # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
+    run_fused = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
+    for module in modules.values():
+        if isinstance(module, FUSED):
+            wrappers.add(module, "forward", run_fused)
     with ExitStack() as undo:
+        undo.enter_context(gpt.cache_watches(modules.values(), wrappers))
         undo.enter_context(wrappers.active())
-        undo.enter_context(sdpa.intercepted())
-        undo.enter_context(attend_function.heard())
-        undo.enter_context(ring_attention.heard())
-        # WavLM (Transformers) calls `multi_head_attention_forward` in a module of its own.
-        undo.enter_context(torch_mha.intercepted_functions())
-        if is_transformers(model):
+        for intercepted in (sdpa, attend_function, torch_mha):
+            undo.enter_context(intercepted.intercepted())
+        if parts.pretrained:
             from regard.recorder.sources.transformers_library import transformers_interface
 
-            # Every Transformers model fits, so that one without known attention is refused by the names of
-            # its classes.
-            if not watched and not linear_modules(model):
-                raise ValueError(no_attention_message(model))
-            undo.enter_context(transformers_interface.intercepted(listener))
-        wants_overview = functools.partial(listener.wants_overview, None)
-        heard = sdpa.CallListener(listener.hear, receiver.is_editor, wants_overview)
-        undo.enter_context(sdpa.open_listeners.added(heard))
-        undo.enter_context(_eager_listeners.added(listener))
+            undo.enter_context(transformers_interface.intercepted())
+        if not receiver.is_editor and parts.linear:
+            linear = [modules[name] for name in parts.linear]
+            undo.enter_context(linear_attention.intercepted(linear, listener.take))
+        undo.enter_context(open_listeners.added(listener))
         yield
+
+
+def check_recognised(model: nn.Module) -> AttentionParts:
+    """Return the modules of a model that attend; a ValueError if nothing in it is known to."""
+    parts = attention_parts(model)
+    if parts.attention or parts.traced or parts.linear or parts.layer_ids:
+        return parts
+    # A Transformers model without known attention is refused by the names of its classes.
+    if parts.pretrained:
+        raise ValueError(no_attention_message(model))
+    raise ValueError(
+        "model: expected one with attention that capture recognises (Transformers' interface, PyTorch's "
+        "attention, regard.attend, a softmax between two matrix products), "
+        f"got {type(model).__name__}: name its attention modules with adapters={{name: adapter}}"
+    )
 
 
 def no_attention_message(model: nn.Module) -> str:

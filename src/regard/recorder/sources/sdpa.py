@@ -8,10 +8,10 @@ the call to the listeners of the current context. Code outside of that context i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,9 +29,19 @@ from regard.attention.masks.named_masks import causal
 from regard.maps.tile_passes import kept_overview
 from regard.maps.tile_passes.kept_overview import KeptOverview
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
-from regard.recorder.map_preparation import without_gradients
+from regard.recorder.rank_group import is_dtensor
 from regard.recorder.sources import token_order
-from regard.recorder.sources.call_stack import calling_module, is_running
+from regard.recorder.sources.call_listeners import (
+    CallListener,
+    Listening,
+    current_listeners,
+    is_nested,
+    is_reading,
+    notify,
+    read_or_explain,
+    reading_mode,
+    wants_overview,
+)
 from regard.recorder.sources.sdpa_call import attention_call, given_scale
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import (
@@ -43,9 +53,9 @@ from regard.recorder.sources.structure_of_models.head_order import (
     note_axes,
     unpack,
 )
-from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
+from regard.recorder.sources.structure_of_models.structure import calling_module, is_running
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS
-from regard.support.override import ContextEntries, SharedOverride
+from regard.support.override import SharedOverride
 from regard.support.torch_internals import (
     current_function_mode,
     current_transform,
@@ -62,89 +72,7 @@ FUNCTIONS = (original, aten.scaled_dot_product_attention, aten.scaled_dot_produc
 LEAVING = {"numpy", "__array__", "tolist", "__dlpack__"}
 """Functions by which a tensor leaves PyTorch."""
 
-
-class CallListener(NamedTuple):
-    """A function that receives attention calls and returns them as the model goes on with them."""
-
-    hear: Callable[[Call], Call]
-    is_editor: bool = False
-    """Whether it may change the output; the others then receive the edited call."""
-    wants_overview: Callable[[], bool] = bool
-    """Whether the attention that is called now should hand out an overview; by default it should not."""
-    query_shape: Sequence[int] | None = None
-    """The shape (B, H, T, D) of the queries before a function of Transformers packs heads; None elsewhere."""
-
-
-open_listeners: ContextEntries[CallListener] = ContextEntries("attention_listeners")
-"""The listeners of the captures and interventions that are open in a context."""
-_instead: ContextVar[tuple[CallListener, ...] | None] = ContextVar("listeners_instead", default=None)
-
-
-class Listening(token_order.Pause):
-    """Inside the block, these listeners and no others receive the calls that this context makes.
-
-    Without any a call is being read, by operators that are not the model's.
-    """
-
-    def __init__(self, *listeners: CallListener) -> None:
-        self._listeners = listeners
-
-    def __enter__(self) -> None:
-        self._outer = _instead.set(self._listeners)
-        if not self._listeners:
-            super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if not self._listeners:
-            super().__exit__(*error)
-        _instead.reset(self._outer)
-
-
-def current_listeners() -> tuple[CallListener, ...]:
-    """Return the listeners of the current context, those that edit first."""
-    instead = _instead.get()
-    listeners = open_listeners.get() if instead is None else instead
-    if len(listeners) < 2:  # nearly always
-        return listeners
-    return tuple(sorted(listeners, key=lambda listener: not listener.is_editor))
-
-
-def notify(listeners: Iterable[CallListener], call: Call) -> Call:
-    """Pass a call to listeners, one after another, and return it as the last one returns it."""
-    for listener in listeners:
-        call = listener.hear(call)
-    return call
-
-
-def wants_overview(listeners: Sequence[CallListener]) -> bool:
-    """Return whether a call should hand out an overview. Edited weights would have another one."""
-    return any(x.wants_overview() for x in listeners) and not any(x.is_editor for x in listeners)
-
-
-def reading_mode(listeners: Iterable[CallListener]) -> AbstractContextManager[Any]:
-    """Return the mode to read a call in: without gradients, unless an edited output needs them."""
-    return nullcontext() if any(listener.is_editor for listener in listeners) else without_gradients()
-
-
-_computing: ContextVar[bool] = ContextVar("computing", default=False)
 _override = SharedOverride()
-
-
-class Computing(token_order.Pause):
-    """Inside the block, an attention is being computed: the functions that it calls are not heard as well."""
-
-    def __enter__(self) -> None:
-        self._outer = _computing.set(True)
-        super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        _computing.reset(self._outer)
-
-
-def is_computing() -> bool:
-    """Whether this runs inside of `Computing`."""
-    return _computing.get()
 
 
 @contextmanager
@@ -190,7 +118,7 @@ class AttentionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # Dynamo warns of cached functions.
-        if torch.compiler.is_compiling() or _computing.get():
+        if torch.compiler.is_compiling() or is_reading():
             return func(*args, **kwargs)
         if func in FUNCTIONS:
             return observed_attention(*args, **kwargs)
@@ -287,7 +215,7 @@ def _report_operator(name: str) -> None:
     """
     if ring_listeners.get() and is_running(ring_attend.__code__):
         return
-    if _instead.get() is None and not type(calling_module()).__module__.startswith("regard."):
+    if not is_nested() and not type(calling_module()).__module__.startswith("regard."):
         notify(
             current_listeners(), UnreadableCall(f"it calls PyTorch's operator {name}, which cannot be heard")
         )
@@ -305,20 +233,34 @@ def observed_attention(
 ) -> Tensor:
     """Compute `scaled_dot_product_attention` and pass the call to the listeners of this context."""
     options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
-    run = functools.partial(original, **options, scale=scale, enable_gqa=enable_gqa)
+    run: functools.partial[Tensor] = functools.partial(
+        original, **options, scale=scale, enable_gqa=enable_gqa
+    )
+    # Dynamo traces this call and does not run it, so that there are no numbers to read.
+    if torch.compiler.is_compiling():
+        return run(query, key, value)
+    listeners, has_own_axes = current_listeners(), not is_nested()
     # The operations of the comparison are not the model's: with the mode around them a small Llama under
     # `generate` cost 7.1 to 7.9 times the plain run, and 4.1 to 4.2 without.
-    with Computing(), without_mode():
-        return _observed(run, query, key, value)
+    with Listening(), without_mode():
+        if not listeners:
+            return run(query, key, value)
+        return _observed(run, query, key, value, listeners, has_own_axes)
 
 
-def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute an attention by `run`, which has the options of the function, or with its lse."""
+def _observed(
+    run: functools.partial[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    listeners: tuple[CallListener, ...],
+    has_own_axes: bool,
+) -> Tensor:
+    """Compute an attention by `run`, which has the options of the function, or with its lse.
+
+    `has_own_axes` says that its tensors are as the model's code has them, whose first axes may be any.
+    """
     mask, dropout, is_causal, scale, _ = run.keywords.values()
-    listeners = current_listeners()
-    # Dynamo traces this call and does not run it, so that there are no numbers to read.
-    if not listeners or torch.compiler.is_compiling():
-        return run(query, key, value)
     # A nested tensor has no shape (B, H, T, D) to make a map of.
     if query.is_nested:
         notify(listeners, UnreadableCall("its queries are a nested tensor"))
@@ -326,7 +268,7 @@ def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value:
     if is_dtensor(query):  # as under PyTorch's context_parallel: each rank has some rows
         result = run(query, key, value)
         own = tuple(x.detach().to_local() for x in cast(Any, (query, key, value, result)))
-        with reading_mode(listeners), Listening():
+        with reading_mode(listeners):
             notify(listeners, read_or_explain(attention_call, *own, mask, is_causal, scale))
         return result
     if current_transform() is not None:
@@ -335,7 +277,7 @@ def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value:
         return run(query, key, value)
     independent = token_order.why_independent(query, key)
     # Nested listeners (Transformers' interface) already get (B, H, T, D).
-    axes = leading_axes(query, value, key) if _instead.get() is None else None
+    axes = leading_axes(query, value, key) if has_own_axes else None
     counts = [] if axes is None else head_counts(calling_module())
     is_packed = any(are_packed(x.query_shape, query, key) for x in listeners)
     overview = wants_overview(listeners) and not is_packed
@@ -348,7 +290,7 @@ def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value:
         output, lse = None, None
     if output is None:
         output = run(query, key, value)
-    with reading_mode(listeners), Listening():
+    with reading_mode(listeners):
         tensors: tuple[Tensor, ...] = (query, key, value, output)
         call: Call
         try:
@@ -391,16 +333,6 @@ def _with_heads(
     if mask is not None and mask.ndim == 3 and len(mask) == count:
         mask = mask.reshape(*shape, *mask.shape[1:])
     return tuple(x.reshape(*shape, *x.shape[1:]) for x in tensors), mask
-
-
-def read_or_explain(
-    read: Callable[..., AttentionCall], *args: Any, **kwargs: Any
-) -> AttentionCall | UnreadableCall:
-    """Return `read(*args, **kwargs)`, or why it failed, since that must not stop the model."""
-    try:
-        return read(*args, **kwargs)
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
-        return UnreadableCall(f"{type(error).__name__}: {error}")
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -455,6 +387,6 @@ def attend_with_overview(problem: AttentionProblem) -> tuple[Tensor, Tensor, Kep
     _, _, T, S = problem.matrix
     if T < kept_overview.MIN_QUERIES or not launch.pools_in_forward(problem):
         return None
-    with Computing():
+    with Listening():
         output, lse, cells = launch.run_with_cells(problem, kept_overview.cell_size(T, S))
     return output, lse, KeptOverview(*cells)

@@ -11,7 +11,11 @@ from torch import Tensor
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.sources.transformers_library.mask_recognition import masked_entries, read_mask
+from regard.recorder.sources.transformers_library.mask_recognition import (
+    MaskReading,
+    masked_entries,
+    read_mask,
+)
 
 
 def given_scale(q: Tensor, scale: float | None) -> float:
@@ -37,9 +41,8 @@ def attention_call(
     mask: Mask | None = None
     keys, empty_rows, softly_masked = S, None, False
     if attn_mask is not None:
-        mask, keys, empty_rows, softly_masked = read_mask(whole := _as_4d(attn_mask, query.ndim, lead), T, S)
-        if (reach := written_keys(whole, k, T)) < keys:
-            mask, keys, empty_rows, softly_masked = read_mask(whole[..., :reach], T, reach)
+        whole = _as_4d(attn_mask, query.ndim, lead)
+        mask, keys, empty_rows, softly_masked = read_written(whole, k, T)
         k, v = k[:, :, :keys], v[:, :, :keys]
     if is_causal:
         # PyTorch's `is_causal` aligns queries with the first keys, Regard's `causal` with the last.
@@ -100,7 +103,14 @@ def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k, v.repeat_interleave(heads // v.shape[1], 1) if v.shape[1] < heads else v
 
 
-def written_keys(mask: Tensor, k: Tensor, T: int) -> int:
+def read_written(mask: Tensor, k: Tensor, T: int) -> MaskReading:
+    """Read a mask tensor of T queries, for those of the keys that have been written."""
+    reading = read_mask(mask, T, k.shape[2])
+    reach = _written_keys(mask, k, T)
+    return read_mask(mask[..., :reach], T, reach) if reach < reading.keys else reading
+
+
+def _written_keys(mask: Tensor, k: Tensor, T: int) -> int:
     """Return how many keys have been written: a static cache holds zeros after them, which are masked.
 
     Each of the T queries has written a key: padding at the end, whose keys may be zeros too, is no room.

@@ -68,7 +68,7 @@ def save(seen: Capture, path: str | os.PathLike[str]) -> None:
 def write_capture(seen: Capture, folder: Folder) -> None:
     """Write all layers of a capture to a folder, and then `capture.json`."""
     try:
-        layers: list[Layer] = [folder.put(layer) for layer in seen.layers]
+        layers = [folder.put(layer) for layer in seen.layers]
         folder.finish(dataclasses.replace(seen, layers=layers))
     finally:
         folder.release()
@@ -189,8 +189,8 @@ class Folder(Store):
         if self._lock is None:
             self._lock = FileLock(self.path / LOCK, "path", self.path)
 
-    def put(self, layer: Layer, instead_of: Layer | None = None) -> StoredLayer:
-        """Write a layer, perhaps in place of one that has grown, and return one that reads from the file."""
+    def _put(self, layer: Layer, instead_of: Layer | None) -> Layer:
+        # Written to a file, from which the layer that is returned reads.
         self._own()
         # A capture may be saved where it came from.
         if isinstance(layer, StoredLayer) and layer.file.parent.samefile(self.path):

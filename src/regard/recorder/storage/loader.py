@@ -115,9 +115,9 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
         shard=shard,
         model=get_field(described, "model", str),
         ids=_table(described, "ids", torch.long),
-        tokens=_texts(described, "tokens"),
+        tokens=_lists(described, "tokens", str),
         target_ids=_table(described, "target_ids", torch.long),
-        target_tokens=_texts(described, "target_tokens"),
+        target_tokens=_lists(described, "target_tokens", str),
         attention_mask=_table(described, "attention_mask", torch.bool),
         boundary=_optional(described, "boundary", int),
         missing=_modules(described, "missing"),
@@ -251,12 +251,8 @@ def _check_size(shape: list[int], file: str, size: int) -> None:
 
 def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor | None:
     """Lists of lists of integers, all of one length, as a tensor (B, T); None for null."""
-    if described.get(name) is None:
+    if (rows := _lists(described, name, int)) is None:
         return None
-    rows = [check_type(name, row, list) for row in get_field(described, name, list)]
-    for row in rows:
-        for number in row:
-            check_type(name, number, int)
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{name}: expected rows of one length, got {shorten([len(row) for row in rows])}")
     # Without rows the length of a row cannot be inferred.
@@ -293,9 +289,9 @@ def _predictions(described: dict[str, Any] | None, ids: Tensor | None) -> Predic
     )
 
 
-def _texts(described: dict[str, Any], name: str) -> list[list[str]] | None:
-    """Lists of lists of text; None for null."""
+def _lists(described: dict[str, Any], name: str, kind: type[T]) -> list[list[T]] | None:
+    """Lists of lists of numbers or of text; None for null."""
     if described.get(name) is None:
         return None
     rows = [check_type(name, row, list) for row in get_field(described, name, list)]
-    return [[check_type(name, token, str) for token in row] for row in rows]
+    return [[check_type(name, x, kind) for x in row] for row in rows]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.recorder.layer import Layer
+from regard.recorder.layer import Layer, LayerData
 
 if TYPE_CHECKING:
     from regard.recorder.result import Capture
@@ -18,7 +18,7 @@ class Store:
     can_wait = False
     """Whether it may get the layers when their forward pass ends, and not each as soon as it has run."""
     keeps_maps = True
-    """Whether it keeps the maps of layers, and not only their summaries."""
+    """Whether it keeps the maps of layers, and not only their summaries and perhaps their values."""
 
     def expect(self, layers: int) -> None:
         """Announce that `layers` more layers will come, as far as a source can tell."""
@@ -33,6 +33,12 @@ class Store:
         `instead_of` is a layer that this store returned earlier and that `layer` replaces because it has
         grown.
         """
+        if not self.keeps_maps:
+            data = LayerData(values=layer.values, summary=layer.summary)
+            layer = layer._with_data(data, layer.evidence)
+        return self._put(layer, instead_of)
+
+    def _put(self, layer: Layer, instead_of: Layer | None) -> Layer:
         raise NotImplementedError
 
     def finish(self, seen: Capture) -> None:

@@ -1,4 +1,4 @@
-"""The stores of a capture's layers: memory with a check, memory with a budget, and statistics only.
+"""The stores of a capture's layers: memory with a check, and memory with a budget.
 
 `Folder`, the store that writes to disk, is in `folder`.
 """
@@ -6,21 +6,16 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING
 
 import torch
 
-from regard.recorder.layer import Layer, LayerData
+from regard.recorder.layer import Layer
 from regard.recorder.placement import ShardId
 from regard.recorder.sizes import format_bytes, free_memory, parse_bytes
 from regard.recorder.storage.folder import Folder
 from regard.recorder.storage.shard_folder import ShardFolder
 from regard.recorder.storage.store import Store
 from regard.recorder.summary import summary_size
-
-if TYPE_CHECKING:
-    from regard.recorder.result import Capture
-
 
 SMALL = 1 << 26  # the bytes of a capture for which it is not worth asking how many are free
 
@@ -45,37 +40,8 @@ def store_for(
         inner = BudgetStore(parse_bytes("budget", budget))
     else:
         inner = MemoryStore()
-    return StatisticsStore(inner) if store == "statistics" else inner
-
-
-class StatisticsStore(Store):
-    """Stores the summaries of layers in another store, without their queries and keys."""
-
-    keeps_maps = False
-
-    def __init__(self, inner: Store) -> None:
-        self.inner, self.can_wait = inner, inner.can_wait
-
-    def expect(self, layers: int) -> None:
-        """Announce layers to the inner store."""
-        self.inner.expect(layers)
-
-    def has_room(self, nbytes: int, device: torch.device) -> bool:
-        """Return whether the inner store has room."""
-        return self.inner.has_room(nbytes, device)
-
-    def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
-        """Store the layer's summary, and its values if it has them."""
-        data = LayerData(values=layer.values, summary=layer.summary)
-        return self.inner.put(layer._with_data(data, layer.evidence), instead_of)
-
-    def finish(self, seen: Capture) -> None:
-        """Complete the inner store."""
-        self.inner.finish(seen)
-
-    def release(self) -> None:
-        """Release the inner store."""
-        self.inner.release()
+    inner.keeps_maps = store == "maps"
+    return inner
 
 
 class BudgetStore(Store):
@@ -85,8 +51,8 @@ class BudgetStore(Store):
         self.limit, self.used = limit, 0
         self._folder: Folder | None = None
 
-    def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
-        """Keep the layer in memory if the budget allows it; otherwise write it to the temporary folder."""
+    def _put(self, layer: Layer, instead_of: Layer | None) -> Layer:
+        # In memory if the budget allows it; otherwise in the temporary folder.
         if instead_of is not None and instead_of.in_memory:
             self.used -= instead_of.nbytes
         if self.used + layer.nbytes <= self.limit:
@@ -124,8 +90,7 @@ class MemoryStore(Store):
         self._unchecked = (free or 0) // 16  # as when a layer is put
         return True
 
-    def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
-        """Return the layer as it is, or raise a `TooLargeError` if the expected ones would not fit."""
+    def _put(self, layer: Layer, instead_of: Layer | None) -> Layer:
         if instead_of is None:
             self._stored += 1
             if self._stored <= self._expected and layer.in_memory:

@@ -9,15 +9,15 @@ are changed by the bits of a code, so that a handful of runs tells almost all of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.recorder.attention_call import Call, UnreadableCall
 from regard.recorder.layer import LayerId
-from regard.recorder.observation import Attach, observed
+from regard.recorder.observation import observed
 from regard.recorder.receiver import CallReceiver, ModelArguments
 from regard.recorder.tokens_of_maps.token_axes import MOVED
 
@@ -76,14 +76,14 @@ def probe_tokens(
     model: nn.Module,
     arguments: ModelArguments,
     ids: Tensor,
-    sources: Sequence[Attach],
+    adapters: Mapping[str, Callable[..., Any]] | None,
     captured: Sequence[Tensor],
     mixes_otherwise: bool,
 ) -> Mapping[str, str | None] | str:
     """Return for each layer, by its name, why its axes are not the tokens; None where they are.
 
     - `arguments`: those of the forward pass that was captured, and `ids` (B, T) its token ids.
-    - `sources`: how to attach to the model's attention.
+    - `adapters`: those of the capture, which describe the model's attention; None if it is heard.
     - `captured`: the queries that were captured, call by call, as far as they are in memory as they were.
     - `mixes_otherwise`: whether the model also mixes tokens in other ways than by softmax attention, which
       go on mixing them; a layer of which this leaves the tokens open is left out.
@@ -97,10 +97,10 @@ def probe_tokens(
     if not texts:
         return "its text has no second token id to change a token to"
     try:
-        held = _run(model, arguments, ids, sources, None)
+        held = _run(model, arguments, ids, adapters, None)
         if not all(_is_close(q, x.q) for q, x in zip(captured, held.calls, strict=False)):
             return "it computed other queries when it was run again with the same tokens"
-        runs = [(text != ids, _run(model, arguments, text, sources, held.calls)) for text in texts]
+        runs = [(text != ids, _run(model, arguments, text, adapters, held.calls)) for text in texts]
     except Exception as error:  # whatever the model's own code raises for another text
         return f"it could not be run again with other tokens ({type(error).__name__}: {error})"
     found: dict[str, str | None] = {}
@@ -163,7 +163,7 @@ def _run(
     model: nn.Module,
     arguments: ModelArguments,
     ids: Tensor,
-    sources: Sequence[Attach],
+    adapters: Mapping[str, Callable[..., Any]] | None,
     held: Sequence[_Inputs] | None,
 ) -> _Held:
     """Run a model on a text, with the outputs that its attention had before, if they are `held`."""
@@ -174,6 +174,6 @@ def _run(
     with torch.no_grad(), torch.random.fork_rng(devices):
         # So that dropout is the same in every run.
         torch.manual_seed(0)
-        with observed(model, receiver, sources):
+        with observed(model, receiver, adapters):
             model(*args, **kwargs)
     return receiver

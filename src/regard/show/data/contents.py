@@ -25,11 +25,10 @@ from regard.show.data.retention import LayerTable
 from regard.show.data.shown_text import ShownText
 from regard.show.data.stage_example import build_example
 from regard.show.data.survey_rows import describe_survey
-from regard.show.data.text_maps import EditedRun, MapCaches
+from regard.show.data.text_maps import EditedRun
 from regard.show.data.titles import distinct_title, title_of_tokens
 from regard.support.characters import ABBREVIATIONS
 
-VERSION = 1
 MOST_SAMPLED = 4 << 30  # bytes of a capture up to which every layer is read to find its most telling head
 
 
@@ -80,7 +79,7 @@ class Contents:
     ) -> None:
         self._lock = threading.RLock()  # several threads add, remove and describe texts
         self._meta: dict[str, Any] | None = None
-        self._texts, self._caches = Texts(), MapCaches()
+        self._texts = Texts()
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
         self.survey = survey
         self.lookup: dict[str, Any] | None = None
@@ -151,7 +150,7 @@ class Contents:
             )
         with self._lock:
             number = len(self._texts)
-            text = ShownText(capture, number, self.batch_index, self._caches, self._texts, edited)
+            text = ShownText(capture, number, self.batch_index, self._texts, edited)
             kind = "picture" if capture.pictures is not None and capture.ids is None else "text"
             title = title or title_of_tokens(text.tokens or []) or f"{kind} {number + 1}"
             text.title = title if edited is not None else distinct_title(title, self.titles)
@@ -197,6 +196,21 @@ class Contents:
         for i, j in product(range(high), range(wide)):
             self[0].tile(start["layer"], start["head"], z, i, j)
 
+    def with_captures(self, captures: Sequence[Capture], start: tuple[str, int] | None) -> Contents:
+        """Return the same page with other captures of its texts, opened on a head."""
+        again = Contents(
+            captures,
+            batch_index=self.batch_index,
+            titles=self.titles,
+            can=self.can,
+            time=self.time,
+            generation=self.generation,
+            survey=self.survey,
+            start=start,
+        )
+        again.retention = self.retention
+        return again
+
     def forget_meta(self) -> None:
         """Let `meta` be made anew, since something that it describes has changed."""
         with self._lock:
@@ -207,7 +221,6 @@ class Contents:
         values = all(layer.settings.value_width is not None for layer in layers)  # for the steps of softmax
         offered = {"generate": False, "capture": False, "cut": False, "retained": bool(self.retention)}
         return {
-            "version": VERSION,
             "model": self.texts[0].model,
             "texts": [text.describe(self.start) for text in self._texts],
             "can": {**offered, **self.can, "values": values},

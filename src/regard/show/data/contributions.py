@@ -78,18 +78,6 @@ def telling_position(capture: Capture, entry: int) -> int:
     return min(loss, key=lambda t: loss[t]) if loss else T - 1
 
 
-def candidates(capture: Capture, entry: int, position: int) -> list[dict[str, Any]]:
-    """Return the likeliest tokens after a position: their ids, texts and probabilities."""
-    predictions = capture.predictions
-    assert predictions is not None
-    pairs = zip(
-        predictions.likeliest[entry, position].tolist(),
-        predictions.probabilities[entry, position].tolist(),
-        strict=True,
-    )
-    return [{"id": token, "token": predictions.word(token), "probability": p} for token, p in pairs]
-
-
 def describe_attribution(
     attribution: Attribution, capture: Capture, token: dict[str, Any], others: list[dict[str, Any]]
 ) -> dict[str, Any]:

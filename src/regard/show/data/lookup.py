@@ -14,6 +14,7 @@ from typing import Any
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.cuts import HeadCut
+from regard.show.data.predictions import likely_tokens
 
 LOOKS_UP = "induction"  # the label of heads that find what came after earlier copies of a token
 RANDOM_SETS = 2
@@ -55,19 +56,12 @@ def record_lookup(
 
 def _probability(seen: Capture, entry: int, position: int, token: int) -> float | None:
     """Return the probability of a token after a position; None if it is not among those that are known."""
-    predictions = seen.predictions
+    predictions, ids = seen.predictions, seen.ids
     if predictions is None:
         return None
-    listed = dict(
-        zip(
-            predictions.likeliest[entry, position].tolist(),
-            predictions.probabilities[entry, position].tolist(),
-            strict=True,
-        )
-    )
-    if token in listed:
-        return float(listed[token])
-    ids = seen.ids
+    for likely in likely_tokens(predictions, entry, position):
+        if likely["id"] == token:
+            return float(likely["probability"])
     if ids is not None and position + 1 < ids.shape[1] and int(ids[entry, position + 1]) == token:
         return math.exp(-float(predictions.losses[entry, position]))
     return None

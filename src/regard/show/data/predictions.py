@@ -46,18 +46,21 @@ def prediction(
     T = predictions.likeliest.shape[1]
     if not 0 <= position < T:
         raise KeyError(f"position: expected a number from 0 to {T - 1}, got {position}")
-    likeliest = zip(
+    return {
+        "position": position,
+        "likeliest": likely_tokens(predictions, entry, position),
+        "next": _next(predictions, entry, tokens, position),
+    }
+
+
+def likely_tokens(predictions: Predictions, entry: int, position: int) -> list[dict[str, Any]]:
+    """Return the likeliest tokens after a position: their ids, texts and probabilities."""
+    pairs = zip(
         predictions.likeliest[entry, position].tolist(),
         predictions.probabilities[entry, position].tolist(),
         strict=True,
     )
-    return {
-        "position": position,
-        "likeliest": [
-            {"id": token, "token": predictions.word(token), "probability": p} for token, p in likeliest
-        ],
-        "next": _next(predictions, entry, tokens, position),
-    }
+    return [{"id": token, "token": predictions.word(token), "probability": p} for token, p in pairs]
 
 
 def _next(

@@ -10,7 +10,6 @@ from torch import Tensor
 from regard.maps import LinearAttentionMap
 from regard.recorder import Capture, Layer
 from regard.show.data import contributions, predictions, retention, row_steps
-from regard.show.data.copies import first_copies
 from regard.show.data.head_rows import TextHeads
 from regard.show.data.layer_description import describe_layer
 from regard.show.data.map_view import thumbnails
@@ -19,7 +18,7 @@ from regard.show.data.map_view.thumbnails import Thumbnail
 from regard.show.data.patch_tokens import describe_pictures, patch_axes, token_lists
 from regard.show.data.retention import LayerTable
 from regard.show.data.telling_token import telling_query
-from regard.show.data.text_maps import TextMaps
+from regard.show.data.text_maps import MapCaches, TextMaps
 
 
 class ShownText(TextMaps):
@@ -47,7 +46,7 @@ class ShownText(TextMaps):
         self.capture = Capture(model=self.capture.model)
         self._heads = self._telling = self._units = None
         self._thumbnails, self._retained = {}, {}
-        self._caches.discard(self.number)
+        self._caches = MapCaches()
 
     def thumbnail(self, key: str | int) -> Thumbnail:
         """Return a layer's thumbnails, one for each head, and the heads' sinks."""
@@ -142,10 +141,6 @@ class ShownText(TextMaps):
             **lists,
             "pictures": describe_pictures(capture, entry),
             "boundary": capture.boundary,
-            "copies": {
-                "tokens": first_copies(capture.ids, entry),
-                "target_tokens": first_copies(capture.target_ids, entry),
-            },
             "layers": [
                 describe_layer(layer, evidence, lists, patch_axes(capture, layer.key))
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)

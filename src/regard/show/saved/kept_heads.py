@@ -58,16 +58,7 @@ def _keep(contents: Contents, orders: list[list[Place]], share: float) -> Conten
     """Return the contents with a share of the heads of each text, the first in its order; at least one."""
     kept = [set(order[: max(1, int(len(order) * share))]) for order in orders]
     captures = [_select(seen, places) for seen, places in zip(contents.texts, kept, strict=True)]
-    smaller = Contents(
-        captures,
-        batch_index=contents.batch_index,
-        titles=contents.titles,
-        can=contents.can,
-        time=contents.time,
-        generation=contents.generation,
-        survey=contents.survey,
-        start=orders[0][0],
-    )
+    smaller = contents.with_captures(captures, orders[0][0])
     smaller.lookup = contents.lookup
     for number, run in contents.edited.items():
         smaller[number].run = run

@@ -62,18 +62,7 @@ def read_again(contents: Contents, model: GPT) -> Contents:
     """Return the same contents as another model reads them; what it cannot read stays as it is."""
     entry = contents.batch_index
     captures = [_read(model, seen) if can_read(seen, entry) else seen for seen in contents.texts]
-    again = Contents(
-        captures,
-        batch_index=entry,
-        titles=contents.titles,
-        can=contents.can,
-        time=contents.time,
-        generation=contents.generation,
-        survey=contents.survey,
-        start=contents.start,
-    )
-    again.retention = contents.retention
-    return again
+    return contents.with_captures(captures, contents.start)
 
 
 def _read(model: GPT, seen: Capture) -> Capture:

@@ -40,8 +40,8 @@ from regard.support.characters import escape
 
 MAX_NUMBER = 1 << 31  # of any number in a request
 RANDOM_TOKENS = 1024  # of a text up to which a cut is compared with random heads, which takes as long again
-PATIENCE = {"thumbs": 1, "layer_heads": 2, "heads": 3, "retained": 3}
-"""How long the answers that take a while may wait, see `work_queue`; all others are urgent."""
+PATIENT = frozenset({"thumbs", "layer_heads", "heads", "retained"})
+"""The answers that take a while, and wait for the others, see `work_queue`."""
 
 
 class Read(Protocol):
@@ -184,8 +184,7 @@ class Answers:
 
     def _tile(self, query: Query) -> bytes:
         head, z, i, j = (query.number(name) for name in ("head", "z", "i", "j"))
-        without = query.number("without") if "without" in query else None
-        mass, peak = self._text(query).tile(query["layer"], head, z, i, j, without, query.quantity)
+        mass, peak = self._text(query).tile(query["layer"], head, z, i, j, query.quantity)
         return _floats(mass) + _floats(peak)
 
     def _row(self, query: Query) -> bytes:

@@ -14,15 +14,17 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from regard.show.server.answers import PATIENCE, Answers, Json, log_failure
-from regard.show.server.assets import asset_routes, compress
+from regard.show.server.answers import PATIENT, Answers, Json, log_failure
+from regard.show.server.assets import asset_routes
 from regard.show.server.jobs import ModelJob
 from regard.show.server.limits import ExclusiveJob, Limits, RefusedError
-from regard.show.server.line_stream import stream, wait_for_disconnect
+from regard.show.server.line_stream import AS_IT_IS, stream, wait_for_disconnect
 from regard.show.server.work_queue import WorkQueue
 
 
@@ -34,7 +36,7 @@ class Site(Answers):
         self.model_job = ExclusiveJob()
         self.workers = WorkQueue(self.limits.workers)
         self.waiting = 0
-        self.workers.submit(0, self.contents.prepare_first_view)  # while the browser opens
+        self.workers.submit(False, self.contents.prepare_first_view)  # while the browser opens
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -51,13 +53,13 @@ class Site(Answers):
         """Return an endpoint whose answer a worker computes, unless the client disconnects first."""
 
         def compute(request: Request) -> Response:
-            return respond(self.compute(name, request.query_params), request)
+            return respond(self.compute(name, request.query_params))
 
         async def answer(request: Request) -> Response:
             if self.waiting >= self.limits.waiting:
                 raise RefusedError(503, "the server is busy with other requests: try again in a moment")
             self.waiting += 1
-            response = asyncio.wrap_future(self.workers.submit(PATIENCE.get(name, 0), compute, request))
+            response = asyncio.wrap_future(self.workers.submit(name in PATIENT, compute, request))
             disconnect = asyncio.ensure_future(wait_for_disconnect(request.receive))
             try:
                 either: set[asyncio.Future[Any]] = {response, disconnect}
@@ -76,7 +78,7 @@ class Site(Answers):
 
         async def answer(request: Request) -> Response:
             job = self.prepare(name, await read_body(request, self.limits))
-            return stream(job, self.model_job) if isinstance(job, ModelJob) else respond(job, request)
+            return stream(job, self.model_job) if isinstance(job, ModelJob) else respond(job)
 
         return answer
 
@@ -85,6 +87,8 @@ def make_application(routes: Sequence[Route]) -> Starlette:
     """Return an ASGI application with these routes, whose errors are sentences in JSON."""
     application = Starlette(
         routes=routes,
+        # 6 and not 9: answers are compressed as they are asked for.
+        middleware=[Middleware(GZipMiddleware, minimum_size=1 << 10, compresslevel=6)],
         exception_handlers={
             RefusedError: _answer_refused,
             HTTPException: _answer_not_found,
@@ -116,29 +120,29 @@ async def read_body(request: Request, limits: Limits) -> Any:
         return None
 
 
-def respond(answer: Json | bytes, request: Request, status: int = 200) -> Response:
-    """Return an answer as a response; long JSON is compressed."""
+def respond(answer: Json | bytes, status: int = 200) -> Response:
+    """Return an answer as a response; floating-point numbers hardly compress."""
     if isinstance(answer, Json):
-        return compress(Response(answer.encode(), status, media_type="application/json"), request.headers)
-    return Response(answer, status, media_type="application/octet-stream")
+        return Response(answer.encode(), status, media_type="application/json")
+    return Response(answer, status, AS_IT_IS, media_type="application/octet-stream")
 
 
 async def _answer_opened(request: Request) -> Response:
-    return respond(Json({"ready": True}), request)
+    return respond(Json({"ready": True}))
 
 
 async def _answer_refused(request: Request, refusal: Exception) -> Response:
     status = getattr(refusal, "status", 500)
     if status == 410 and request.method == "GET":  # of a removed text, which the page does not show any more
         return Response(status_code=204)  # browsers report a 410 as an error
-    return respond(Json({"error": str(refusal)}), request, status)
+    return respond(Json({"error": str(refusal)}), status)
 
 
 async def _answer_not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     messages = {404: "there is nothing at this address", 405: "this address does not accept this method"}
-    return respond(Json({"error": messages.get(status, str(error))}), request, status)
+    return respond(Json({"error": messages.get(status, str(error))}), status)
 
 
 async def _answer_failed(request: Request, error: Exception) -> Response:
-    return respond(Json({"error": log_failure(request.url.path, error)}), request, 500)
+    return respond(Json({"error": log_failure(request.url.path, error)}), 500)

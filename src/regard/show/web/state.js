@@ -34,9 +34,6 @@ export const DEFAULTS = {
   scope: "head", // weights of a "head", of its "layer" on average, or of "all" layers
   secondHead: "", // layer/head of another one that is shown in a second colour
 
-  // Image
-  ground: "grey", // the picture under the heat, or in "colour"
-
   // Heads
   headScore: "", // the score of the matrix; "" is the first that says what a head finds
   label: "any", // only heads with this label, or with "none"

@@ -47,7 +47,6 @@ interface ScoreWords {
 }
 
 interface Meta extends SharedSettings {
-  version: number;
   model: string;
   texts: TextMeta[];
   can: { generate: boolean; capture: boolean; values: boolean; cut: boolean; retained: boolean };
@@ -110,8 +109,6 @@ interface TextMeta {
   pictures: PicturesMeta | null;
   /** The first token that was generated. */
   boundary: number | null;
-  /** For each token the first one with the same id; null if the ids are not known. */
-  copies: Record<TokenList, number[] | null>;
   layers: Layer[];
   /** Of the words and sentences of each list of tokens the first tokens, and the number of all tokens. */
   spans: Partial<Record<TokenList, Record<UnitName, number[]>>>;
@@ -337,12 +334,9 @@ interface Source {
   column: AskLine;
   /** The same of one layer, which is there much sooner. */
   layerHeads(text: number, layer: string): Promise<HeadScores[]>;
-  /** The scores of every head on random tokens, repeated; null where they are not known. */
   /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
-  /** The same without values, where a model has to compute these first; null if they are there. */
-  keySteps?(text: number, layer: string, head: number, row: number): Promise<RowSteps | null>;
   /** What cache policies keep of a layer's heads; it refuses for a text that Python has not measured. */
   retained(text: number, layer: string): Promise<LayerRetention>;
   prediction(text: number, position: number): Promise<Prediction>;
@@ -375,6 +369,9 @@ interface Source {
   ): Promise<void>;
 }
 
+/** Answers a question: the question by its name, and what it is about. */
+type AskPage = (name: keyof Answers, question: any, signal?: AbortSignal) => Promise<any>;
+
 type AskLine = (
   text: number,
   layer: string,
@@ -389,8 +386,6 @@ interface Thumbs {
 }
 
 interface TileOptions {
-  /** A key that is left out of the count. */
-  without?: number | null;
   quantity?: Quantity;
   signal?: AbortSignal;
 }
@@ -579,16 +574,7 @@ interface SavedData {
 }
 
 /** The predictions of a text as a saved page keeps them. */
-interface PredictionArrays {
-  ids: Uint32Array; // of `words`
-  places: Uint32Array; // T · k, in `words`
-  probabilities: Float32Array; // T · k
-  losses: Float32Array; // T − 1
-  ranks: Uint32Array; // T − 1
-}
-
-/** What the worker of a saved page is told of it. */
-type OpenedData = Pick<SavedData, "meta" | "blocks" | "attributions" | "model">;
+type PredictionArrays = Pick<Arrays, "ids" | "places" | "probabilities" | "losses" | "ranks">;
 
 /** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
 interface Arrays {
@@ -609,6 +595,11 @@ interface Arrays {
   beta: Float32Array; // H · S
   skip: Float32Array; // H
   pictures: Uint8Array;
+  ids: Uint32Array; // of the words of a text's predictions
+  places: Uint32Array; // T · k, in these words
+  probabilities: Float32Array; // T · k
+  losses: Float32Array; // T − 1
+  ranks: Uint32Array; // T − 1
 }
 
 /** One head as `weights.js` computes with it. */
@@ -647,8 +638,6 @@ type Head = import("./source/arithmetic/weights.js").Head;
 
 /** What a tile, a row or a column is made of beside the weights. */
 interface TileParts {
-  /** A key that is left out of the count. */
-  without?: number | null;
   /** Of each key: what its weights are multiplied with. */
   factors?: Float32Array | null;
   /** Where the units of the queries begin, and their end; null for tokens. */
@@ -680,7 +669,6 @@ interface TileQuestion extends LayerQuestion {
   z: number;
   i: number;
   j: number;
-  without: number | null;
   quantity: Quantity;
 }
 
@@ -696,16 +684,29 @@ interface StepsQuestion extends LayerQuestion {
   row: number;
 }
 
+interface AttributionQuestion {
+  text: number;
+  position: number;
+  /** -1 is the likeliest. */
+  token: number;
+}
+
 /** Every question with its answer, by the name of the method that answers it. */
 interface Answers {
   tile: [TileQuestion, Tile];
   row: [LineQuestion, Float32Array];
   column: [LineQuestion, Float32Array];
   steps: [StepsQuestion, RowSteps];
+  thumbs: [LayerQuestion, Thumbs];
+  layerHeads: [LayerQuestion, HeadScores[]];
+  attribution: [AttributionQuestion, Attribution];
+  prediction: [{ text: number; position: number }, Prediction];
+  retained: [LayerQuestion, LayerRetention];
+  surveyHead: [HeadOfLayer, SurveyHead];
 }
 
 type ToWorker =
-  | ({ kind: "open" } & OpenedData)
+  | ({ kind: "open" } & SavedData)
   | { kind: "ask"; id: number; name: keyof Answers; question: object }
   | { kind: "stop"; id: number }
   /** A block's text, or why there is none. */
@@ -791,14 +792,15 @@ interface Look {
   style: string;
 }
 
-type Sink = import("./map/sinks.js").Sink;
+/** The key that receives the most attention of a head, and its mean weight. */
+type Sink = Thumbs["sinks"][number];
 type Choice = import("./parts/dom.js").Choice;
 
 /** All that a drawing of the large map needs. */
 interface Scene {
   width: number;
   height: number;
-  gutter: { labels: number; left: number; top: number };
+  gutter: { left: number; top: number };
   /** Pixels for the labels of an axis, if not as many as the gutter has. */
   labelRoom?: Record<Axis, number>;
   /** The size of a screen's pixel in ours: 1 / devicePixelRatio. */
@@ -811,9 +813,6 @@ interface Scene {
   missing: number;
   needed: number;
   look: Look;
-  /** What a sink leaves of each row of a tile's cells; null if none stands apart. */
-  restOf(tile: { z: number; i: number }): Float32Array | null;
-  restAt(row: number): number;
   weightAt(row: number, col: number): number | null;
   meta: Meta;
   text: number;
@@ -908,8 +907,8 @@ interface Shaded {
   weights: Float32Array;
   /** The token that the first weight belongs to. */
   from: number;
-  /** The token that is left out of the shading, or -1. */
-  without: number;
+  /** The tokens that are left out of the shading. */
+  without: Set<number>;
   /** The weight at the end of the colours. */
   top: number;
   /** Whether numbers may be below 0. */
@@ -969,8 +968,6 @@ interface StepContext {
   key(index: number): string;
   /** Of all weights, added up on the page. */
   sum: number;
-  /** Whether a model is still computing the values. */
-  isPending?: boolean;
   /** The keys that are shown. */
   keys: KeySteps[];
   /** What the others get together. */

@@ -6,7 +6,6 @@ import { CacheView } from "./cache/cache.js";
 import { CompareView } from "./compare/compare.js";
 import { isPictureAlone } from "./data/patch_layout.js";
 import { HeadsView } from "./heads/heads.js";
-import { ImageView } from "./image/image.js";
 import { MapView } from "./map/map.js";
 import { StepsView } from "./steps/steps.js";
 import { SurveyView } from "./survey/survey.js";
@@ -33,12 +32,8 @@ function hasTwoHeads({ texts }) {
 export const VIEWS = [
   { name: "text", title: "Text", View: TextView, needs: hasText },
   { name: "map", title: "Map", View: MapView },
-  {
-    name: "image",
-    title: "Image",
-    View: ImageView,
-    needs: (meta) => meta.texts.some((text) => text.pictures),
-  },
+  // The tokens of a vision model alone are patches of its picture.
+  { name: "image", title: "Image", View: TextView, needs: (meta) => !hasText(meta) },
   { name: "heads", title: "Heads", View: HeadsView },
   { name: "compare", title: "Compare", View: CompareView, needs: hasTwoHeads },
   { name: "steps", title: "Steps", View: StepsView },

@@ -30,7 +30,8 @@ def choose(purpose: str, width: int, dtype: torch.dtype) -> KernelConfig:
 # By purpose and bytes per element: (largest width, config), narrowest first.
 # "cells" is a forward pass that also pools its weights into cells. "queries" and "keys" are the two kernels
 # of the backward pass; "lists" and "lists backward" serve masks that are not bands, by lists of blocks; both
-# backward kernels then have the same block size. "wide pool" pools into bins that are wider than a block.
+# backward kernels then have the same block size. "wide pool" pools into bins that are wider than a block,
+# "spans" into unequal ones.
 CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("forward", 2): [
         (64, KernelConfig(64, 64, 4, 3, True)),
@@ -60,6 +61,8 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("pool", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("wide pool", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(64, 64, 8, 2))],
     ("wide pool", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
+    ("spans", 2): [(128, KernelConfig(128, 64, 4, 3, True)), (256, KernelConfig(64, 64, 8, 2))],
+    ("spans", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("column sums", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("column sums", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("row sums", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],

@@ -13,36 +13,30 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
-    gather_rows,
-    in_band,
     load_block,
     load_levels,
     load_rows,
     program_block,
     scored,
-    tile_bits,
+    visible,
     visited_keys,
 )
 
 
 @triton.jit
 def pool_kernel(
-    q, k, k_tma, lse, mass, peak, trough, share, gain, slopes, lists, band, row_index, col_index,
-    row_slots, col_slots, q_step, k_step, heads, group, T, S, factor, cap, bin_rows, slot_rows, slot_cols,
+    q, k, k_tma, lse, mass, peak, trough, share, gain, slopes, lists, band,
+    q_step, k_step, heads, group, T, S, factor, cap, bin_rows, bin_cols,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Mass and peak of the bins of a block.
 
     A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS blocks wide.
 
-    gain multiplies the weights of each key of each head. trough, which a gain below 0 needs, is how far the
-    lowest entry of a bin is below 0; peak is then how far the highest is above. BITS says that the lists have
-    tiles of bits for what is visible in partial blocks; otherwise the band says it. row_index and col_index
-    hold the query and key in each place of a block, −1 for a gap; without them place n holds index n.
-    row_slots and col_slots hold the row and the column of mass where each bin is stored, −1 for none;
-    without them bin n is stored in row or column n. mass has slot_rows × slot_cols.
+    share is 1 / the number of queries in a bin. gain multiplies the weights of each key of each head. trough,
+    which a gain below 0 needs, is how far the lowest entry of a bin is below 0; peak is then how far the
+    highest is above. mass has bin_rows × bin_cols.
     """
     block, head, b, h, g = program_block(tl.cdiv(bin_rows, ROW_BINS), heads, group)
     k += b * k_step[0] + g * k_step[1]
@@ -50,13 +44,8 @@ def pool_kernel(
 
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
-    if row_index is None:
-        real = row < T
-        query = load_rows(q, q_step, first_row, real, D, ROWS, D_PAD)
-    else:
-        row = tl.load(row_index + row)
-        real = row >= 0
-        query = gather_rows(q, q_step, row, D, D_PAD)
+    real = row < T
+    query = load_rows(q, q_step, first_row, real, D, ROWS, D_PAD)
     if gain is not None:
         gain += head * S
     level = load_levels(lse + head * T, row, real)
@@ -64,11 +53,7 @@ def pool_kernel(
 
     row_bin = block * ROW_BINS + tl.arange(0, ROW_BINS)
     inside = row_bin < bin_rows
-    own_share = tl.load(share + row_bin, mask=inside, other=0.0)  # 1 / the number of queries in the bin
-    row_slot = row_bin
-    if row_slots is not None:
-        row_slot = tl.load(row_slots + row_bin, mask=inside, other=0)
-    at = (head * slot_rows + row_slot) * slot_cols  # (ROW_BINS,)
+    at = (head * bin_rows + row_bin) * bin_cols  # (ROW_BINS,)
     mass += at
     peak += at
     if trough is not None:
@@ -82,10 +67,10 @@ def pool_kernel(
         start, stop = edges[part], edges[part + 1]
         if part != 0 or (lists is None and band.behind is not None):
             sums, peaks, troughs = _past_keys(
-                sums, peaks, troughs, query, level, own_share, inside, mass, peak, trough, gain, k, k_tma,
-                lists, band, col_index, col_slots, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
-                factor, cap, slope, slot_cols, start, stop, edges[3], part != 1,
-                D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS, PRECISION,
+                sums, peaks, troughs, query, level, share, inside, mass, peak, trough, gain, k, k_tma,
+                lists, band, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
+                factor, cap, slope, bin_cols, start, stop, edges[3], part != 1,
+                D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
             )  # fmt: skip
 
 
@@ -96,12 +81,10 @@ def _empty(ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def _past_keys(
-    sums, peaks, troughs, query, level, own_share, inside, mass, peak, trough, gain, k, k_tma, lists, band,
-    col_index, col_slots, k_step,
-    b, g, position, S, factor, cap, slope, slot_cols, start, stop, last,
+    sums, peaks, troughs, query, level, share, inside, mass, peak, trough, gain, k, k_tma, lists, band,
+    k_step, b, g, position, S, factor, cap, slope, bin_cols, start, stop, last,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for i in tl.range(start, stop):
         block = i
@@ -109,34 +92,26 @@ def _past_keys(
             block = tl.load(lists.block + i)
         key_first = block * COLS
         key = key_first + tl.arange(0, COLS)
-        if col_index is not None:
-            key = tl.load(col_index + key)
-            keys = gather_rows(k, k_step, key, D, D_PAD)
-        else:
-            keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)
+        keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)
         allowed = None
-        if PARTIAL and BITS:  # loaded before tl.dot, which hides the latency of memory
-            allowed = tile_bits(lists, i, ROWS, COLS, False)
+        if PARTIAL:  # loaded before tl.dot, which hides the latency of memory
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
 
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         weight = tl.exp2(score - level[:, None])
         if PARTIAL:
-            if not BITS:
-                allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
             weight = tl.where(allowed, weight, 0.0)
         if gain is not None:
-            weight *= tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
+            weight *= tl.load(gain + key, mask=key < S, other=0.0)[None, :]
 
         above, below = weight, None
         if trough is not None:
             above, below = tl.where(weight < 0, 0.0, weight), tl.where(weight > 0, 0.0, -weight)
         col = block // PARTS * COL_BINS + tl.arange(0, COL_BINS)
-        if col_slots is not None:
-            col = tl.load(col_slots + col)
         if PARTS == 1:
             _store_bins(
-                mass, peak, trough, weight, above, below, own_share, inside, col, slot_cols,
+                mass, peak, trough, weight, above, below, share, inside, col, bin_cols,
                 ROWS, COLS, ROW_BINS, COL_BINS,
             )  # fmt: skip
         else:
@@ -146,7 +121,7 @@ def _past_keys(
                 troughs = tl.maximum(troughs, below)
             if block % PARTS == PARTS - 1 or i == last - 1:  # the bin ends here
                 _store_bins(
-                    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, slot_cols,
+                    mass, peak, trough, sums, peaks, troughs, share, inside, col, bin_cols,
                     ROWS, COLS, ROW_BINS, COL_BINS,
                 )  # fmt: skip
                 sums, peaks, troughs = _empty(ROWS, COLS), _empty(ROWS, COLS), _empty(ROWS, COLS)
@@ -155,14 +130,14 @@ def _past_keys(
 
 @triton.jit
 def _store_bins(
-    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, slot_cols,
+    mass, peak, trough, sums, peaks, troughs, share, inside, col, bin_cols,
     ROWS: tl.constexpr, COLS: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr,
 ):  # fmt: skip
     """Store the mean over queries of `sums` and the largest of `peaks` and `troughs` in the columns `col`."""
-    there = inside[:, None] & ((col >= 0) & (col < slot_cols))[None, :]
+    there = inside[:, None] & (col < bin_cols)[None, :]
     col = col[None, :]
     total = _sum_of_bins(sums, ROWS, COLS, ROW_BINS, COL_BINS)
-    tl.store(mass[:, None] + col, total * own_share[:, None], mask=there)
+    tl.store(mass[:, None] + col, total * share, mask=there)
     tl.store(peak[:, None] + col, _max_of_bins(peaks, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)
     if trough is not None:
         tl.store(trough[:, None] + col, _max_of_bins(troughs, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)

@@ -1,6 +1,7 @@
 """Launches the Triton kernels that reduce the rows of a map: their sums, statistics and largest weights.
 
-Each takes every block of queries past the key blocks it sees, so that one launcher serves them all.
+Each takes every block of queries past the key blocks it sees, so that one launcher serves them all, but for
+the weights along one diagonal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from regard.attention.masks.bands import Band
 
 MOST = 64
 """The largest k of `topk`: the kernel keeps k scores and keys of each row in registers."""
+DIAGONAL_ROWS = 32  # queries of one program
 
 
 def row_sums(m: KernelMap, gain: Tensor | None = None) -> Tensor:
@@ -50,9 +52,9 @@ def pair_sums(m: KernelMap, ids: Tensor, key_ids: Tensor) -> Tensor:
 class CellArguments(NamedTuple):
     """The statistics kernel's arguments for cells that it fills in the same pass; see there."""
 
-    mass: Tensor | None = None  # (B, H, runs of rows, runs of keys)
+    mass: Tensor | None = None  # (B, H, parts of bins of queries, of keys)
     peak: Tensor | None = None
-    share: Tensor | None = None  # (runs of rows,)
+    share: float = 0.0  # 1 / the number of queries in a bin
     row_bins: int = 1
     col_bins: int = 1
     parts: int = 1
@@ -127,10 +129,33 @@ def topk(m: KernelMap, count: int) -> tuple[Tensor, Tensor]:
     return weights, indices
 
 
+def diagonal(q: Tensor, k: Tensor, lse: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """The weights exp(score − lse) of q (B, H, N, D) on the keys k (B, G, N, D) of the same numbers.
+
+    `lse` (B, H, N) is in float32 or float64, and so is the difference; the result is in float32. A mask that
+    hides keys, or adds to the scores, is left to the caller.
+    """
+    from regard.attention.backends.triton.diagonal_kernel import diagonal_kernel
+
+    B, H, N, D = q.shape
+    weights = torch.empty(B, H, N, dtype=torch.float32, device=q.device)
+    # Triton launches on the current device.
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        diagonal_kernel[(-(-N // DIAGONAL_ROWS) * B * H,)](
+            q, k, lse, weights, q.stride(), k.stride(), lse.stride(), H, H // k.shape[1], N, scale, softcap,
+            D, *padded(D), DIAGONAL_ROWS,
+        )  # fmt: skip
+    return weights
+
+
 def _launch(
-    kernel: Any, purpose: str, m: KernelMap, tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...] = ()
+    kernel: Any,
+    purpose: str,
+    m: KernelMap,
+    own: tuple[Tensor | float | None, ...],
+    more: tuple[int, ...] = (),
 ) -> None:
-    """Launch a kernel on every block of queries; `tensors` and `numbers` are the arguments of its own."""
+    """Launch a kernel on every block of queries; `own` and `more` are the arguments of its own."""
     B, H, T, S = m.matrix
     scores, q = m.scores(), m.signed_q()
     (width,) = padded(q.shape[-1])
@@ -141,9 +166,9 @@ def _launch(
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         kernel[(-(-T // config.rows) * B * H,)](
-            q, m.k, descriptor(m.k, config.tma, config.cols, width), m.lse.contiguous(), *tensors,
+            q, m.k, descriptor(m.k, config.tma, config.cols, width), m.lse.contiguous(), *own,
             scores.slopes, lists, scores.band or Band(),
-            q.stride(), m.k.stride(), H, m.group, T, S, scores.factor, scores.cap, *numbers,
+            q.stride(), m.k.stride(), H, m.group, T, S, scores.factor, scores.cap, *more,
             q.shape[-1], width, config.rows, config.cols, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip

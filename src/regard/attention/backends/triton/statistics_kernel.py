@@ -44,7 +44,7 @@ def statistics_kernel(
 
     Query i is at i + first_position; the mask counts i + S − T. Beside `received`, `mass` and `peak` are
     those of the pooling kernel, or None: a block holds ROW_BINS × COL_BINS bins that fill it, or a bin is
-    PARTS blocks of keys wide.
+    PARTS blocks of keys wide. share is 1 / the number of queries in a bin.
     """
     block, head, b, h, g = program_block(tl.cdiv(T, ROWS), heads, group)
     k += b * k_step[0] + g * k_step[1]
@@ -59,11 +59,10 @@ def statistics_kernel(
     level = load_levels(lse + head * T, row, inside, EMPTY_ROW_LSE)
     slope = None if slopes is None else tl.load(slopes + h) * LOG2E
 
-    own_share, in_bin = None, None
+    in_bin = None
     if mass is not None:
         row_bin = block * ROW_BINS + tl.arange(0, ROW_BINS)
         in_bin = row_bin < bin_rows
-        own_share = tl.load(share + row_bin, mask=in_bin, other=0.0)  # 1 / the number of queries in the bin
         mass += (head * bin_rows + row_bin) * bin_cols
         peak += (head * bin_rows + row_bin) * bin_cols
 
@@ -78,7 +77,7 @@ def statistics_kernel(
         start, stop = edges[part], edges[part + 1]
         if part != 0 or (lists is None and band.behind is not None):
             surprise, back, top, sums, peaks = _past_keys(
-                surprise, back, top, sums, peaks, query, level, row, received, mass, peak, own_share, in_bin,
+                surprise, back, top, sums, peaks, query, level, row, received, mass, peak, share, in_bin,
                 k, k_tma, lists, band,
                 k_step, b.to(tl.int32), g.to(tl.int32), T, S, factor, cap, slope, first_position, bin_cols,
                 start, stop, edges[3], part != 1, ROW_BINS, COL_BINS, PARTS, D, D_PAD, ROWS, COLS, PRECISION,
@@ -96,7 +95,7 @@ def statistics_kernel(
 
 @triton.jit
 def _past_keys(
-    surprise, back, top, sums, peaks, query, level, row, received, mass, peak, own_share, in_bin,
+    surprise, back, top, sums, peaks, query, level, row, received, mass, peak, share, in_bin,
     k, k_tma, lists, band,
     k_step, b, g, T, S, factor, cap, slope, first_position, bin_cols, start, stop, last,
     PARTIAL: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr,
@@ -135,7 +134,7 @@ def _past_keys(
                     col = block // PARTS * COL_BINS + tl.arange(0, COL_BINS)
                     there = (col < bin_cols)[:, None] & in_bin[None, :]
                     of_cells = tl.sum(sums.reshape(COL_BINS, COLS // COL_BINS, ROW_BINS), 1)
-                    tl.store(mass[None, :] + col[:, None], of_cells * own_share[None, :], mask=there)
+                    tl.store(mass[None, :] + col[:, None], of_cells * share, mask=there)
                     most = tl.max(peaks.reshape(COL_BINS, COLS // COL_BINS, ROW_BINS), 1)
                     tl.store(peak[None, :] + col[:, None], most.to(tl.float32, bitcast=True), mask=there)
                     sums = tl.zeros([COLS, ROW_BINS], tl.float32)

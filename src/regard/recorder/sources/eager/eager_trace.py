@@ -19,23 +19,25 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.recorder.attention_call import dropout_problem
 from regard.recorder.map_preparation import write_count
-from regard.recorder.sources.call_stack import calling_module, calling_modules
-from regard.recorder.sources.eager import products
 from regard.recorder.sources.eager.eager_scores import (
     CONCATENATING,
     PERMUTING,
+    PRODUCTS,
     RESHAPING,
     SECOND_SOFTMAX,
     SELECTING,
     EagerAttention,
+    Product,
     Scores,
     Weights,
+    arrange,
     next_scores,
+    read_product,
 )
-from regard.recorder.sources.eager.products import Product, arrange
 from regard.recorder.sources.sdpa import AttentionMode, run_and_disown
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import head_counts, leading_axes
+from regard.recorder.sources.structure_of_models.structure import calling_module, calling_modules
 from regard.support.torch_internals import function_modes
 
 Hear = Callable[[EagerAttention], Tensor | None]
@@ -93,8 +95,8 @@ class EagerTrace(AttentionMode):
         # Heads that are put in front of texts in this way have the axis of texts.
         if name in CONCATENATING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0:
             self.stacked[output] = len(tensors)
-        if name in products.NAMES and isinstance(output, Tensor):
-            product = products.read_product(name, args, kwargs)
+        if name in PRODUCTS and isinstance(output, Tensor):
+            product = read_product(name, args, kwargs)
             if product is not None and product.is_plain:
                 return self._product(product, output)
         if name == "softmax" and isinstance(output, Tensor) and tensors:
@@ -298,7 +300,7 @@ def _name(func: Any) -> str:
     # `x.T` and `x.mT` are attributes, whose function is a getter.
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
-    if name in products.NAMES or name == "__getitem__":
+    if name in PRODUCTS or name == "__getitem__":
         return name
     name = name.strip("_")
     return OPERATORS.get(name, name)

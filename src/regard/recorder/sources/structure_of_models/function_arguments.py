@@ -18,15 +18,14 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal, rule
 from regard.attention.masks.position_masks import Window
 from regard.attention.masks.tensor_masks import Documents, Padding
-from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.certificates.examination import examine
 from regard.recorder.sources.sdpa import autocast
-from regard.recorder.sources.sdpa_call import equal_heads, four_dimensions, leading_shape, written_keys
+from regard.recorder.sources.sdpa_call import equal_heads, four_dimensions, leading_shape, read_written
 from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.transformers_library.transformers_attention import IGNORED
 from regard.recorder.sources.transformers_library.transformers_masks import RuleMask
-from regard.recorder.tokens_of_maps.packed_documents import documents_of_edges, documents_of_positions
+from regard.recorder.tokens_of_maps.text_layout import documents_of_edges, documents_of_positions
 
 FIRST = ("module", "query", "key", "value", "attention_mask")
 INTERPRETED = frozenset(
@@ -91,16 +90,6 @@ def attention_call(
     k, v = equal_heads(k, v)
     shape = (*q.shape[:3], v.shape[-1])
     output = _output(result, shape)
-    if isinstance(result, tuple) and isinstance(result[-1], AttentionMap) and output is not None:
-        m = result[-1]  # Regard's own attention returns the map itself
-        sinks = m.sinks if m.sinks is None else use.named["s_aux"].to(q.dtype).flatten()
-        problem = dropout_problem(use.named.get("dropout", 0.0))
-        S = m.matrix[3]
-        # The map's own q and k have no gradients, and are copies if the model may write to them.
-        q, k = (q, k[:, :, :S]) if q.requires_grad or k.requires_grad else (m.q, m.k)
-        tensors = q, k, v[:, :, :S], output, m.lse
-        call = AttentionCall(*tensors, m.mask, m.scale, m.softcap, sinks)
-        return call._replace(own_lse=True, problem=problem, kept=m.kept)
     # The eager attention of gpt-oss reads `module.sinks`, and does not name `s_aux`, which it is passed.
     sinks = getattr(module, "sinks", None)
     if "s_aux" not in use.every and isinstance(sinks, Tensor) and sinks.numel() == q.shape[1]:
@@ -191,9 +180,7 @@ def _candidate_masks(
     elif isinstance(mask, Tensor) and mask.ndim == 2:
         read = Padding(mask[:, -S:].bool())
     elif isinstance(mask, Tensor):
-        read, keys = read_mask(mask, T, S)[:2]
-        if (reach := written_keys(mask, k, T)) < keys:
-            read, keys = read_mask(mask[..., :reach], T, reach)[:2]
+        read, keys, *_ = read_written(mask, k, T)
     elif hasattr(mask, "mask_mod"):  # FlexAttention's BlockMask counts queries from 0
         predicate = mask.mask_mod
         read = rule(lambda b, h, q, k: predicate(b, h, q - (S - T), k))

@@ -1,24 +1,24 @@
-"""Remembers what is found by a model's structure alone: which modules attend, which of them mix tokens.
+"""The modules of a model: those whose code is running, and what is found by their structure alone.
 
-It is found once, and again when a module of the model, its class or one of its attributes is another. What is
-remembered are names and numbers: the memory keeps no module alive.
+What is found is remembered, and found again when a module of the model, its class or one of its attributes is
+another. It is names and numbers: the memory keeps no module alive.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 T = TypeVar("T")
-
-
 OWN_ATTRIBUTES = len(vars(nn.Module()))
 """How many attributes every module has."""
 
@@ -77,6 +77,11 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules()) if known is None else known
 
 
+def is_inside(name: str, outer: str) -> bool:
+    """Whether a module is another one or inside it, by their names."""
+    return name == outer or name.startswith(f"{outer}.")
+
+
 def _is_unchanged(model: nn.Module) -> bool:
     now = _unchanged.get()
     return now is not None and now[0] is model and model in _memory
@@ -110,3 +115,37 @@ def fingerprint(model: nn.Module) -> tuple[int, list[nn.Module]]:
                 known.add(child)
                 modules.append(child)
     return hash(tuple(parts)), modules
+
+
+NO_MODULE = nn.Module()
+"""Stands for the module of code that runs in none."""
+
+
+def calling_modules() -> Iterator[nn.Module]:
+    """Yield the modules whose code is running, the innermost first."""
+    # `inspect.stack` would read source files at every call.
+    frame: FrameType | None = sys._getframe(1)
+    last = None
+    while frame is not None:
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        # Transformers' attention functions take their module as a first argument called `module`.
+        if names and names[0] in ("self", "module"):
+            module = frame.f_locals.get(names[0])
+            # A module has several frames: `_wrapped_call_impl`, `_call_impl`, `forward`.
+            if isinstance(module, nn.Module) and module is not last:
+                last = module
+                yield module
+        frame = frame.f_back
+
+
+def calling_module() -> nn.Module:
+    """Return the innermost module whose code is running, or `NO_MODULE`."""
+    return next(calling_modules(), NO_MODULE)
+
+
+def is_running(code: CodeType) -> bool:
+    """Whether the function that has this code was called and has not returned yet."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None

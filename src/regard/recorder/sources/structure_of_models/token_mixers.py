@@ -24,7 +24,7 @@ from regard.recorder.sources.structure_of_models.code_names import (
     module_names,
     script_names,
 )
-from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.structure import is_inside, modules_of, remembered
 from regard.support.lru import LRUCache
 from regard.support.override import MethodWrappers
 
@@ -176,7 +176,7 @@ def _mixing_parts(model: nn.Module) -> MixingParts:
         if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
     }
     graphs = [n for n, module in modules.items() if isinstance(module, torch.jit.ScriptModule)]
-    hidden = {name for name in mixing if any(_inside(name, graph) for graph in graphs)}
+    hidden = {name for name in mixing if any(is_inside(name, graph) for graph in graphs)}
     return MixingParts(prefixes, mixing, blocks, hidden, LRUCache(16))
 
 
@@ -231,17 +231,19 @@ class TokenMixers:
             for name in self.mixing
             if name in self.ran | self.hidden | self.ran_elsewhere
             and not any(
-                _inside(x, name) or (_inside(name, x) and not self._mixes_beside(name)) for x in heard
+                is_inside(x, name) or (is_inside(name, x) and not self._mixes_beside(name)) for x in heard
             )
             and not (isinstance(self.modules[name], CONVOLUTIONS) and not self._beside_attention(name, heard))
         ]
         for blocks in self.blocks.values():
-            if any(_inside(x, block) for block in blocks for x in heard):
+            if any(is_inside(x, block) for block in blocks for x in heard):
                 missing += [block for block in blocks if self._unexplained(block, heard, missing)]
         others = [name for name in missing if self._is_other(name)]
         attention = _innermost([name for name in missing if name not in others])
         # Mamba's short convolution is a part of it.
-        others = [x for x in _innermost(missing) if x in others and not any(_inside(x, y) for y in attention)]
+        others = [
+            x for x in _innermost(missing) if x in others and not any(is_inside(x, y) for y in attention)
+        ]
         described = ({x: self._describe(x) for x in self.modules if x in y} for y in (attention, others))
         missing_attention, other_mixers = described
         return missing_attention, other_mixers
@@ -273,7 +275,9 @@ class TokenMixers:
     def _beside_attention(self, name: str, heard: Collection[str]) -> bool:
         """Whether a module is in a stack of blocks in which attention was heard."""
         return any(
-            _inside(name, stack) and any(_inside(x, stack) for x in heard) for stack in self.blocks if stack
+            is_inside(name, stack) and any(is_inside(x, stack) for x in heard)
+            for stack in self.blocks
+            if stack
         )
 
     def _unexplained(self, block: str, heard: Collection[str], missing: Collection[str]) -> bool:
@@ -299,16 +303,11 @@ def _note(ran: set[str], name: str, forward: Callable[..., Any], *args: Any, **k
     return forward(*args, **kwargs)
 
 
-def _inside(name: str, outer: str) -> bool:
-    """Whether a module is another one or inside it."""
-    return name == outer or name.startswith(f"{outer}.")
-
-
 def _innermost(names: Collection[str]) -> list[str]:
     """Return the modules that have no other one of them inside."""
-    return [name for name in names if not any(_inside(x, name) for x in names if x != name)]
+    return [name for name in names if not any(is_inside(x, name) for x in names if x != name)]
 
 
 def _related(name: str, other: str) -> bool:
     """Whether one of two modules is inside the other."""
-    return _inside(name, other) or _inside(other, name)
+    return is_inside(name, other) or is_inside(other, name)

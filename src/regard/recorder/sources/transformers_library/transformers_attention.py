@@ -11,13 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
-from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
 from regard.attention.masks.tensor_masks import Padding
 from regard.maps import AttentionMap
 from regard.recorder.map_preparation import copy_if_written
-from regard.recorder.sources.sdpa import attend_with_overview, autocast, current_listeners, wants_overview
+from regard.recorder.sources.sdpa import autocast
 from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.transformers_library.transformers_masks import RuleMask, rule_mask
 
@@ -94,17 +93,10 @@ def attention(
         s_aux = s_aux.to(query.dtype).flatten()
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     options: dict[str, Any] = {"mask": mask, "scale": scale, "softcap": softcap, "sinks": s_aux}
-    with_overview = None
-    if not dropout and wants_overview(current_listeners()):
-        with_overview = attend_with_overview(prepare(query, key, value, **options))
-    if with_overview is None:
-        output, lse = attend(query, key, value, **options, dropout=dropout, return_lse=True)
-        kept = None
-    else:
-        output, lse, kept = with_overview
+    output, lse = attend(query, key, value, **options, dropout=dropout, return_lse=True)
     sinks = None if s_aux is None else s_aux.detach()
     q, k = query.detach(), copy_if_written(key.detach())
-    m = AttentionMap(q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks, kept=kept)
+    m = AttentionMap(q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     return output.transpose(1, 2).contiguous(), m
 
 

@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +22,30 @@ from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.map_preparation import without_autocast, without_gradients
 from regard.recorder.sources import sdpa
-from regard.recorder.sources.sdpa import read_or_explain
+from regard.recorder.sources.call_listeners import (
+    CallListener,
+    Listening,
+    listeners_to,
+    notify,
+    open_listeners,
+    read_or_explain,
+    reading_mode,
+)
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
-from regard.recorder.sources.transformers_library.mask_recognition import origins
+from regard.recorder.sources.transformers_library.mask_recognition import Origin, origins
 from regard.recorder.sources.transformers_library.transformers_attention import register
-from regard.recorder.sources.transformers_library.transformers_masks import mask_origin
+from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
 from regard.support.lru import LRUCache
-from regard.support.override import ContextEntries, SharedOverride
+from regard.support.override import SharedOverride
 
-if TYPE_CHECKING:
-    from regard.recorder.sources.listener import Listener
-
-_listeners: ContextEntries[Listener] = ContextEntries("interface_listeners")
 _override = SharedOverride()
+# By id, which is the function's own as long as what wraps it is here.
+_wrapped: LRUCache[Callable[..., Any]] = LRUCache(64)
 
 
 @contextmanager
-def intercepted(listener: Listener) -> Iterator[None]:
-    """Inside the block, a listener receives the calls that this context makes through the interface."""
+def intercepted() -> Iterator[None]:
+    """While any such block is open, calls through the interface go to the listeners of their context."""
     import transformers
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -56,22 +62,19 @@ def intercepted(listener: Listener) -> Iterator[None]:
         # Most models call `get_interface`; EdgeTAM and others index the interface.
         _override.replace(AttentionInterface, "__getitem__", _return_observed)
         _override.replace(AttentionMaskInterface, "__getitem__", _get_mask_function)
-        with _listeners.added(listener):
-            yield
+        yield
 
 
 def _return_observed(get: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method of the interface that returns a function, which every layer calls."""
-    # By id, which is the function's own as long as what wraps it is here.
-    observed: LRUCache[Callable[..., Any]] = LRUCache(64)
 
     @functools.wraps(get)
     def get_observed(*args: Any, **kwargs: Any) -> Any:
         function = get(*args, **kwargs)
         # One of the two methods may return what the other has wrapped.
-        if not _listeners.get() or hasattr(function, "_regard_observed"):
+        if not open_listeners.get() or hasattr(function, "_regard_observed"):
             return function
-        return observed.get(id(function), lambda: _observed(function))
+        return _wrapped.get(id(function), lambda: _observed(function))
 
     return get_observed
 
@@ -86,12 +89,16 @@ def _get_mask_function(get: Callable[..., Any]) -> Callable[..., Any]:
             mask = make(*args, **kwargs)
             # A `RuleMask` describes itself. Transformers passes these arguments by name.
             if type(mask) is Tensor and not args:
-                origins[mask] = functools.partial(mask_origin, **kwargs)
+                origins[mask] = functools.partial(_origin, **kwargs)
             return mask
 
-        return make_and_note if _listeners.get() else make
+        return make_and_note if open_listeners.get() else make
 
     return getitem
+
+
+def _origin(**kwargs: Any) -> Origin:
+    return describe_mask(**kwargs)[0]
 
 
 def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,38 +109,38 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def observed(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:
-        listeners = tuple(x for x in _listeners.get() if module in x.names)
+        listeners = listeners_to(module)
         if not listeners or torch.compiler.is_compiling():
             return function(module, query, *args, **kwargs)
-        takers = [
-            sdpa.CallListener(functools.partial(x.take, module), x.receiver.is_editor) for x in listeners
-        ]
-        editors = [x for x in takers if x.is_editor]
+        editors = [x for x in listeners if x.is_editor]
         inner: list[Call] = []
 
         def edit_and_collect(call: Call) -> Call:
-            inner.append(sdpa.notify(editors, call))
+            inner.append(notify(editors, call))
             return inner[-1]
 
         def wants_overview() -> bool:
-            return any(x.wants_overview(module) for x in listeners)
+            return any(x.wants_overview() for x in listeners)
 
-        collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
+        collector = CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
-        with sdpa.Listening(collector), sdpa.without_mode():
+        with Listening(collector), sdpa.without_mode():
             result = run(module, query, *args, **kwargs)
+        # Regard's own attention returns the map itself, which is then that of the edited call.
+        if inner and isinstance(result, tuple) and isinstance(result[-1], AttentionMap):
+            result = _edited_result(result, inner[0])
         calls = inner
         if not inner:
-            with sdpa.reading_mode(takers), without_autocast(query.device), sdpa.Listening():
+            with reading_mode(listeners), without_autocast(query.device), Listening():
                 call = read_or_explain(
                     attention_call, function, module, query, *args, **kwargs, result=result
                 )
-                calls = [sdpa.notify(editors, call)]
+                calls = [notify(editors, call)]
                 result = _edited_result(result, calls[0])
         # An edited output keeps its gradients above; what is recorded needs none.
-        with without_gradients(), without_autocast(query.device), sdpa.Listening(), sdpa.without_mode():
+        with without_gradients(), without_autocast(query.device), Listening(), sdpa.without_mode():
             for call in _checked_calls(inner, result, *args, **kwargs) if inner else calls:
-                sdpa.notify((x for x in takers if not x.is_editor), call)
+                notify((x for x in listeners if not x.is_editor), call)
         return result
 
     observed._regard_observed = True  # type: ignore[attr-defined]
@@ -179,18 +186,15 @@ def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
     # Nearly always: one call, whose output is returned without a copy.
     if len(outputs) == 1 and isinstance(returned, Tensor) and _is_same(returned, outputs[0]):
         return None
-    # One call computes it all; several compute it in parts of the tokens, or of the heads.
-    for dim in (1,) if len(outputs) == 1 else (1, 2):
-        if all(x.shape[:1] == outputs[0].shape[:1] for x in outputs):
-            whole = _concatenated([x.transpose(1, 2) for x in outputs], dim)
-            if (
-                isinstance(returned, Tensor)
-                and whole is not None
-                and returned.shape in (whole.shape, whole.flatten(2).shape)
-                # Rows without a visible key may be NaN.
-                and torch.equal(
-                    returned.reshape(whole.shape).nan_to_num(), whole.to(returned.dtype).nan_to_num()
-                )
+    parts = [x.transpose(1, 2) for x in outputs]  # (B, T, H, E) each
+    # Several calls compute it in parts of the tokens, or of the heads.
+    for dim in (1, 2) if isinstance(returned, Tensor) else ():
+        if len({x.shape[:dim] + x.shape[dim + 1 :] for x in parts}) == 1:
+            whole = torch.cat(parts, dim)
+            is_whole = returned.shape in (whole.shape, whole.flatten(2).shape)
+            # Rows without a visible key may be NaN.
+            if is_whole and torch.equal(
+                returned.reshape(whole.shape).nan_to_num(), whole.to(returned.dtype).nan_to_num()
             ):
                 return None
     return "its function changes what scaled_dot_product_attention returns"
@@ -208,12 +212,6 @@ def _is_same(returned: Tensor, output: Tensor) -> bool:
         returned.stride() == (texts, tokens, heads, channels) and returned.data_ptr() == output.data_ptr()
     )
     return in_place or torch.equal(returned, output.transpose(1, 2))
-
-
-def _concatenated(outputs: list[Tensor], dim: int) -> Tensor | None:
-    """Concatenate outputs along a dimension, or return None if their other dimensions differ."""
-    others = {x.shape[:dim] + x.shape[dim + 1 :] for x in outputs}
-    return torch.cat(outputs, dim) if len(others) == 1 else None
 
 
 def _without_repeated_heads(call: AttentionCall, key: Tensor, value: Tensor) -> AttentionCall:

@@ -122,31 +122,19 @@ _MAYBE_UNCHANGED = _VIEWS | {
 }
 
 
-class MaskRequest(NamedTuple):
-    """The arguments with which Transformers asks for a mask, under the names that it uses.
+def rule_mask(*args: Any, allow_is_bidirectional_skip: bool = False, **kwargs: Any) -> RuleMask | None:
+    """Return the mask that Transformers asks for as a rule, or None if every key is visible.
 
-    Arguments that do not change the mask are accepted by `mask_request` and dropped.
+    The other arguments are those of `describe_mask`.
     """
-
-    part: MatrixPart
-    mask_function: Predicate | None
-    attention_mask: Tensor | None
-    may_skip: bool
-    """Whether the attention accepts None in place of a mask that shows everything."""
-    use_vmap: bool
-
-    def origin(self) -> Origin:
-        """Return the rule of the mask, and the number of keys that it is about."""
-        predicate = self.mask_function or _transformers_function("causal_mask_function")
-        mask, keys = _rule_of(predicate, self.part, self.use_vmap)
-        if self.attention_mask is not None:
-            is_token = self.part._replace(S=keys).keys(self.attention_mask.bool())
-            if not bool(is_token.all()):
-                mask = Padding(is_token) if mask is full else mask & Padding(is_token)
-        return Origin(mask, keys)
+    (mask, keys), part = describe_mask(*args, **kwargs)
+    # As in eager attention, no mask means that every query sees every key, and nothing else.
+    if allow_is_bidirectional_skip and keys == part.S and mask.simplified((part.B, 1, part.T, keys)) is full:
+        return None
+    return RuleMask.make(mask, (part.B, 1, part.T, part.S), keys, part.device)
 
 
-def mask_request(
+def describe_mask(
     batch_size: int,
     q_length: int | None = None,
     kv_length: int = 0,
@@ -154,13 +142,15 @@ def mask_request(
     kv_offset: int = 0,
     mask_function: Predicate | None = None,
     attention_mask: Tensor | None = None,
-    allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: torch.device | str | None = None,
     cache_position: Tensor | None = None,
     **others: Any,
-) -> MaskRequest:
-    """Read the arguments that Transformers passes to a mask function. This is their only signature here."""
+) -> tuple[Origin, MatrixPart]:
+    """Return the rule of the mask that Transformers asks for by these arguments, and what it is a mask of.
+
+    This is their only signature here. Other arguments do not change the mask.
+    """
     # Transformers 5.0 to 5.3 pass positions, in place of a length and an offset
     # (huggingface/transformers#44181).
     if cache_position is not None:
@@ -171,26 +161,12 @@ def mask_request(
     part = MatrixPart(
         batch_size, q_length, kv_length, int(q_offset), kv_offset, torch.device(device or "cpu")
     )
-    return MaskRequest(part, mask_function, attention_mask, allow_is_bidirectional_skip, use_vmap)
-
-
-def rule_mask(*args: Any, **kwargs: Any) -> RuleMask | None:
-    """Return the mask that Transformers asks for as a rule, or None if every key is visible.
-
-    The arguments are those of `mask_request`.
-    """
-    request = mask_request(*args, **kwargs)
-    B, T, S = request.part[:3]
-    mask, keys = request.origin()
-    # As in eager attention, no mask means that every query sees every key, and nothing else.
-    if request.may_skip and keys == S and mask.simplified((B, 1, T, keys)) is full:
-        return None
-    return RuleMask.make(mask, (B, 1, T, S), keys, request.part.device)
-
-
-def mask_origin(*args: Any, **kwargs: Any) -> Origin:
-    """Return the rule of the mask that Transformers makes for the arguments of `mask_request`."""
-    return mask_request(*args, **kwargs).origin()
+    mask, keys = _rule_of(mask_function or _transformers_function("causal_mask_function"), part, use_vmap)
+    if attention_mask is not None:
+        is_token = part._replace(S=keys).keys(attention_mask.bool())
+        if not bool(is_token.all()):
+            mask = Padding(is_token) if mask is full else mask & Padding(is_token)
+    return Origin(mask, keys), part
 
 
 def _transformers_function(name: str) -> Predicate:

@@ -93,27 +93,6 @@ class TilePyramid:
             raise KeyError(f"tile: expected one of {high} × {wide} at level {z}, got ({i}, {j})")
         return self._cached(z, i, j)
 
-    def tile_without(self, z: int, i: int, j: int, key: int) -> TileCells:
-        """Return tile (i, j) of level z with all weights on one key set to 0: one column of cells differs."""
-        cells = self.tile(z, i, j)
-        span, size = SIDE << z, 1 << z
-        column = key // size - j * SIDE
-        if self.in_units:
-            raise KeyError("without: expected a map of tokens, got one of words or sentences")
-        if not 0 <= column < cells.mass.shape[1]:
-            return cells
-        # Recompute the cells that hold the key, from weights in which it has none.
-        first = (key // size) * size
-        rows, keys = slice(i * span, min(self.T, (i + 1) * span)), slice(first, min(self.S, first + size))
-        weights = self.m.tile(rows, keys).reshape(rows.stop - rows.start, -1).float().cpu()
-        weights[:, key - first] = 0
-        counts = self._queries_per_row(z, i * SIDE, cells.mass.shape[0])
-        mass, peak = cells.mass.clone(), cells.max.clone()
-        mass[:, column] = _block_sums(weights, size)[:, 0] / counts[:, 0]
-        if isinstance(self.m, AttentionMap):
-            peak[:, column] = _block_maxima(weights, size, 0.0)[:, 0].where(peak[:, column] >= 0, -1.0)
-        return TileCells(mass, peak)
-
     def _cached(self, z: int, i: int, j: int) -> TileCells:
         return self.cache.get((*self.name, z, i, j), lambda: self._computed(z, i, j))
 
@@ -173,7 +152,7 @@ def pool_cells(m: ShownMap, rows: range, keys: range, size: int) -> TileCells:
     mass, peak = torch.zeros(shape, device="cpu"), torch.full(shape, -1.0, device="cpu")
     for row_span in _even_spans(rows, size):
         for key_span in _even_spans(keys, size):
-            if not _visible(attention, row_span, key_span)[0]:
+            if not bool(_visible_blocks(attention, [row_span], [key_span])[0]):
                 continue
             top, left = (row_span.start - rows.start) // size, (key_span.start - keys.start) // size
             high, wide = (-(-(span.stop - span.start) // size) for span in (row_span, key_span))
@@ -186,7 +165,8 @@ def pool_cells(m: ShownMap, rows: range, keys: range, size: int) -> TileCells:
             mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in pair)
     if not isinstance(m, AttentionMap):
         peak = torch.zeros(shape, device="cpu")
-    return TileCells(mass, peak.where(visible_cells(attention, rows, keys, size), -1.0))
+    edges = ([*axis[::size], axis.stop] for axis in (rows, keys))
+    return TileCells(mass, peak.where(visible_units(attention, *edges), -1.0))
 
 
 def _reduction(m: ShownMap) -> Literal["mass", "both"]:
@@ -213,18 +193,19 @@ def _cell_edges(edges: Edges, units: range, size: int) -> list[int]:
 def visible_units(m: MapData | LinearAttentionMap, rows: Edges, cols: Edges) -> Tensor:
     """Return which cells between edges hold a key visible to one of their queries, (rows, cols)."""
     visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool, device="cpu")
-    for down in _chunks(rows):
-        for across in _chunks(cols):
-            row_span = slice(rows[down.start], rows[down.stop])
-            key_span = slice(cols[across.start], cols[across.stop])
-            # The mask is evaluated only where its bounds do not decide the whole block.
-            any_visible, all_visible = _visible(m, row_span, key_span)
-            if all_visible or not any_visible:
-                visible[down, across] = all_visible
-                continue
-            allowed = m.mask.tile(row_span, key_span, m.matrix, device=m.device)
-            allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
-            visible[down, across] = _membership(rows, down) @ allowed @ _membership(cols, across).mT > 0
+    down, across = list(_chunks(rows)), list(_chunks(cols))
+    row_spans = [slice(rows[units.start], rows[units.stop]) for units in down]
+    key_spans = [slice(cols[units.start], cols[units.stop]) for units in across]
+    some, every = _visible_blocks(m, row_spans, key_spans)
+    for y, x in some.nonzero().tolist():
+        here = (down[y], across[x])
+        # The mask is evaluated only where its bounds do not decide the whole block.
+        if bool(every[y, x]):
+            visible[here] = True
+            continue
+        allowed = m.mask.tile(row_spans[y], key_spans[x], m.matrix, device=m.device)
+        allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
+        visible[here] = _membership(rows, down[y]) @ allowed @ _membership(cols, across[x]).mT > 0
     return visible
 
 
@@ -250,32 +231,6 @@ def _even_spans(span: range, size: int) -> list[slice]:
     """Split a range in two: the part that whole cells cover, and the smaller cell at the end, if any."""
     middle = span.start + len(span) // size * size
     return [slice(a, b) for a, b in ((span.start, middle), (middle, span.stop)) if a < b]
-
-
-def visible_cells(m: MapData | LinearAttentionMap, rows: range, keys: range, size: int) -> Tensor:
-    """Return a mask of the cells that hold a key visible to one of their queries, (rows, cols)."""
-    step = max(size, STEP // size * size)
-    cells = step // size  # along the side of a block
-    row_spans, key_spans = (
-        [slice(start, min(start + step, x.stop)) for start in range(x.start, x.stop, step)]
-        for x in (rows, keys)
-    )
-    some, every = _visible_blocks(m, row_spans, key_spans)
-    visible = every.repeat_interleave(cells, 0).repeat_interleave(cells, 1)
-    visible = visible[: -(-len(rows) // size), : -(-len(keys) // size)]
-    # The mask is evaluated only where its bounds do not decide the whole block.
-    for y, x in (some & ~every).nonzero().tolist():
-        allowed = m.mask.tile(row_spans[y], key_spans[x], m.matrix, device=m.device)
-        allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
-        here = (slice(y * cells, (y + 1) * cells), slice(x * cells, (x + 1) * cells))
-        visible[here] = _block_maxima(allowed, size, 0.0) > 0
-    return visible
-
-
-def _visible(m: MapData | LinearAttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
-    """Return whether any key in a block may be visible, and whether all of them are."""
-    some, every = _visible_blocks(m, [rows], [keys])
-    return bool(some), bool(every)
 
 
 def _visible_blocks(

@@ -103,8 +103,8 @@ export class CompareView extends PageView {
       picture: () => compareFigure(this),
     });
     const bar = element("div", { class: "bar-of-choices" }, this.scale, this.swap, save);
-    const row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
-    const column = element("div", { class: "column wide" }, this.headline, this.said, row, this.scores);
+    this.row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
+    const column = element("div", { class: "column wide" }, this.headline, this.said, this.row, this.scores);
     root.append(bar, element("div", { class: "scroll" }, column));
     this.findScores = latest((fresh) => this.score(fresh));
     this.scored = "";

@@ -57,8 +57,8 @@ export class LinkedMap extends MapCanvas {
    * The colours of maps that show the same end at the same number: the greatest that one of them needs.
    * @type {MapCanvas["look"]}
    */
-  look(z, cover, restOf, sink) {
-    const own = super.look(z, cover, restOf, sink);
+  look(z, cover, sink) {
+    const own = super.look(z, cover, sink);
     if (own.scale.top !== this.lastEnd) {
       this.lastEnd = own.scale.top;
       for (const peer of this.peers) if (peer !== this) peer.plan();
@@ -66,9 +66,7 @@ export class LinkedMap extends MapCanvas {
     const alike = this.peers.filter((peer) => isSigned(peer.quantity) === isSigned(this.quantity));
     const top = Math.max(own.scale.top, ...alike.map((peer) => peer.lastEnd));
     const scale = mapScale(this.state.scale, top, this.layer.cols, this.quantity);
-    const style = [theme(), own.reduce, scale.scale, scale.top, scale.bottom, scale.signed, sink?.key].join(
-      " ",
-    );
+    const style = [theme(), own.reduce, scale.scale, scale.top, scale.bottom, scale.signed].join(" ");
     return { ...own, scale, style, pixels: ramp(theme(), scale.signed).pixels };
   }
 }

@@ -1,15 +1,13 @@
 // @ts-check
 // The scores, labels and sentences of heads, layer by layer as they come. It knows a source, not how rows are shown.
 
-/** Asks for the rows of a layer once, and remembers them. */
+/** Asks for the rows of layers, and remembers them. */
 export class HeadRows {
   /** @param {Pick<Source, "layerHeads">} source */
   constructor(source) {
     this.source = source;
     /** @type {Map<string, HeadScores[]>} */
     this.known = new Map(); // by text and layer
-    /** @type {Map<string, Promise<HeadScores[]>>} */
-    this.asked = new Map();
   }
 
   /**
@@ -24,32 +22,14 @@ export class HeadRows {
   }
 
   /**
-   * The rows of a layer; an answer that failed is asked for again.
-   * @param {number} text
-   * @param {string} layer
-   * @returns {Promise<HeadScores[]>}
-   */
-  layer(text, layer) {
-    const name = `${text} ${layer}`;
-    const asked = this.asked.get(name) ?? this.ask(name, text, layer);
-    this.asked.set(name, asked);
-    return asked;
-  }
-
-  /**
-   * @param {string} name
+   * The rows of a layer.
    * @param {number} text
    * @param {string} layer
    */
-  async ask(name, text, layer) {
-    try {
-      const rows = await this.source.layerHeads(text, layer);
-      this.known.set(name, rows);
-      return rows;
-    } catch (error) {
-      this.asked.delete(name);
-      throw error;
-    }
+  async layer(text, layer) {
+    const rows = await this.source.layerHeads(text, layer);
+    this.known.set(`${text} ${layer}`, rows);
+    return rows;
   }
 
   /**

@@ -47,7 +47,7 @@ export function drawLabels(context, scene, name) {
   const first = Math.max(0, Math.ceil(Math.floor(queries ? top : left) / step) * step);
   const end = queries ? bottom : right;
   const last = Math.min(size, end);
-  const room = scene.labelRoom?.[name] ?? (queries ? gutter.labels : gutter.top) - BESIDE;
+  const room = scene.labelRoom?.[name] ?? (queries ? gutter.left : gutter.top) - BESIDE;
   const mark = queries ? marked.row : marked.col;
   const known = axisOf(scene.meta, scene.text, layer, name) !== null;
   const label = (/** @type {number} */ index, /** @type {boolean} */ strong) => {
@@ -60,7 +60,7 @@ export function drawLabels(context, scene, name) {
     const letters = Math.max(3, Math.floor(room / LETTER) - (counted ? number.length + 1 : 0));
     const token = known ? axisLabel(scene, name, index, letters) : "";
     context.save();
-    if (queries) context.translate(gutter.labels - 8, along);
+    if (queries) context.translate(gutter.left - 8, along);
     else {
       context.translate(along, gutter.top - 8);
       context.rotate(-Math.PI / 2);
@@ -124,7 +124,7 @@ function numbered(context, number, at, align, colours) {
  */
 function tick(context, queries, along, gutter, colour) {
   context.fillStyle = colour;
-  if (queries) context.fillRect(gutter.labels - 5, along - 0.5, 4, 1);
+  if (queries) context.fillRect(gutter.left - 5, along - 0.5, 4, 1);
   else context.fillRect(along - 0.5, gutter.top - 5, 1, 4);
 }
 

@@ -4,7 +4,6 @@
 
 import { clamp } from "../data/arrays.js";
 import { unitAt } from "../data/units.js";
-import { STRIP, STRIP_GAP } from "./heatmap.js";
 
 const CLOSEST = 96; // pixels a cell
 
@@ -119,20 +118,14 @@ const LOW = 330; // pixels of a room below which the labels of its keys are shor
 const NARROW = 560; // pixels
 
 /**
- * The sizes of the canvas and its gutters. With the sink apart, its strip stands beside the map.
+ * The sizes of the canvas and its gutters.
  * @param {Size} room
- * @param {boolean} apart
  * @param {number} ratio the screen's pixels for one of the page
  * @returns {MapLayout}
  */
-export function mapLayout({ width, height }, apart, ratio) {
+export function mapLayout({ width, height }, ratio) {
   const narrow = width < NARROW;
-  const labels = narrow ? 74 : 112;
-  const gutter = {
-    labels,
-    left: labels + (apart ? STRIP + STRIP_GAP : 0),
-    top: narrow || height < LOW ? 74 : 96,
-  };
+  const gutter = { left: narrow ? 74 : 112, top: narrow || height < LOW ? 74 : 96 };
   return { width, height, gutter, pixel: 1 / ratio };
 }
 

@@ -3,25 +3,24 @@
 // What it shows it says to those who listen; words and controls around it are the business of `map.js`.
 
 import { ramp } from "../parts/colours.js";
-import { contextOf, element } from "../parts/dom.js";
+import { ARROWS, contextOf, element } from "../parts/dom.js";
 import { mapScale } from "../parts/map_scale.js";
+import { LateProgress } from "../parts/progress_panel.js";
 import { areWeights, isSigned, PLAIN } from "../data/quantity.js";
 import { theme } from "../parts/theme.js";
+import { setDrawing } from "../picture/canvas_drawings.js";
 import { firstToken, unitAt } from "../data/units.js";
 import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "./camera.js";
+import { paperScene } from "./figure.js";
 import { ColourFit, fitTop } from "./tile_image.js";
 import { listen } from "./gestures.js";
 import { draw, drawingColours } from "./heatmap.js";
-import { MapProgress } from "./map_progress.js";
-import { findSink } from "./sinks.js";
 import { levelFor, TilePyramid } from "./tiles.js";
 
 const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 const STILL = 160; // milliseconds without movement after which the address and the colours follow
 const WHOLE = { x: -1, y: -1, zoom: 0 }; // the state's place of the whole map
-/** @type {Record<string, [number, number]>} */
-const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 /**
  * @typedef {object} MapHooks
@@ -54,6 +53,11 @@ export class MapCanvas {
       "aria-describedby": "map-help",
     });
     this.context = contextOf(this.canvas);
+    setDrawing(this.canvas, (context) => {
+      this.forgetColours(); // the page has those of paper at this moment
+      draw(context, paperScene(this.scene()));
+      this.forgetColours();
+    });
     this.camera = new Camera();
     this.pyramid = new TilePyramid(
       app.source,
@@ -75,7 +79,8 @@ export class MapCanvas {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = 0;
     root.append(this.canvas);
-    this.progress = new MapProgress(root, this.pyramid, () => this.plan());
+    this.progress = new LateProgress("over-map");
+    root.append(this.progress.box);
     listen(this.canvas, this.wishes());
     new ResizeObserver(() => this.plan()).observe(root);
     addEventListener("regard-theme", () => {
@@ -129,15 +134,31 @@ export class MapCanvas {
     const scene = this.scene();
     this.context.setTransform(1 / scene.pixel, 0, 0, 1 / scene.pixel, 0, 0);
     draw(this.context, scene);
-    this.progress.follow(scene);
+    this.followTiles(scene);
     this.hooks.drawn(scene);
+  }
+
+  /**
+   * Says how many tiles are missing, with a button to cancel their computation.
+   * @param {{ missing: number, needed: number }} cover
+   */
+  followTiles({ missing, needed }) {
+    const { pyramid, progress } = this;
+    const go = (/** @type {boolean} */ on) => {
+      pyramid.stopped = !on;
+      progress.hide();
+      this.plan();
+    };
+    const ways = { stop: () => go(false), resume: () => go(true) };
+    const work = { done: needed - missing, of: needed, stopped: pyramid.stopped, ...ways };
+    progress.followWork(work, "Computing this head", "parts of this map");
   }
 
   /** The sizes of canvas and gutters, from the room that there is; the camera follows. */
   measure() {
     const { camera, canvas, layer } = this;
     const room = this.root.getBoundingClientRect();
-    const layout = mapLayout(room, this.isSinkApart, devicePixelRatio);
+    const layout = mapLayout(room, devicePixelRatio);
     const { gutter, pixel } = layout;
     const [width, height] = [Math.round(room.width / pixel), Math.round(room.height / pixel)];
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
@@ -158,10 +179,8 @@ export class MapCanvas {
     const layout = this.measure();
     const z = levelFor(camera.zoom / layout.pixel, layer.rows, layer.cols);
     const sink = this.isSinkApart ? this.sink : null;
-    this.lookAt(sink);
+    this.lookAt();
     const cover = this.pyramid.cover(camera.frame, z);
-    /** @type {Scene["restOf"]} */
-    const restOf = ({ z: level, i }) => (sink ? sink.rests(level, i) : null);
     this.colours ??= drawingColours(this.root);
     const hover = this.hover ? cellAt(camera, layer, this.hover, z) : null;
     return {
@@ -169,8 +188,7 @@ export class MapCanvas {
       ...cover,
       camera,
       z,
-      look: this.look(z, cover, restOf, sink),
-      restOf,
+      look: this.look(z, cover, sink),
       colours: this.colours,
       meta: app.meta,
       text: state.text,
@@ -183,45 +201,33 @@ export class MapCanvas {
       hover,
       cursor: this.chosen && { ...this.chosen, size: 1 },
       marked: { row: hover?.row ?? this.markedRow, col: hover?.col ?? state.col },
-      restAt: (row) => (sink ? sink.rest(row, row + 1) : 1),
-      weightAt: (row, col) => this.weightAt(row, col, sink),
+      weightAt: (row, col) => this.weightAt(row, col),
       fonts: fontsFor(camera.zoom),
     };
   }
 
-  /**
-   * Tells the pyramid which map is looked at.
-   * @param {Sink | null} sink
-   */
-  lookAt(sink) {
+  /** Tells the pyramid which map is looked at. */
+  lookAt() {
     const { state, layer, quantity } = this;
-    this.pyramid.look({
-      text: state.text,
-      layer: layer.key,
-      head: state.head,
-      T: layer.rows,
-      S: layer.cols,
-      without: sink ? sink.key : null,
-      quantity,
-    });
+    const { text, head } = state;
+    this.pyramid.look({ text, layer: layer.key, head, T: layer.rows, S: layer.cols, quantity });
   }
 
   /**
    * How the tiles are painted.
    * @param {number} z
    * @param {{ drawn: DrawnTile[], complete: boolean }} cover
-   * @param {Scene["restOf"]} restOf
-   * @param {Sink | null} sink
+   * @param {Sink | null} sink that the colours leave out
    * @returns {Look}
    */
-  look(z, cover, restOf, sink) {
+  look(z, cover, sink) {
     const { fit, layer, quantity } = this;
     const reduce = areWeights(quantity) ? this.state.reduce : "mass";
     const bounded = quantity.shade === "weights"; // by 1
     const fits = this.state.colourTop !== "one" || !bounded;
-    if (fits) this.fitColours(z, cover, reduce, restOf, bounded ? 1 : Infinity);
+    if (fits) this.fitColours(z, cover, reduce, sink?.key ?? -1, bounded ? 1 : Infinity);
     const scale = mapScale(this.state.scale, fits ? fit.top : 1, layer.cols, quantity);
-    const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, scale.signed, sink?.key].join(" ");
+    const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, scale.signed].join(" ");
     const blank = fits && fit.top === 0;
     return { reduce, scale, blank, pixels: ramp(theme(), isSigned(quantity)).pixels, style };
   }
@@ -231,30 +237,29 @@ export class MapCanvas {
    * @param {number} z
    * @param {{ drawn: DrawnTile[], complete: boolean }} cover
    * @param {string} reduce
-   * @param {Scene["restOf"]} restOf
+   * @param {number} without a key that is left out, or -1
    * @param {number} most
    */
-  fitColours(z, cover, reduce, restOf, most) {
+  fitColours(z, cover, reduce, without, most) {
     const { fit, camera, layer, pyramid } = this;
     const whole = { left: 0, top: 0, right: layer.cols, bottom: layer.rows };
     const inView = this.state.colourTop === "view";
     const [frame, cells] = inView ? [camera.frame, cover] : [whole, pyramid.overview()];
-    const name = [pyramid.name, reduce, inView ? z : "whole"].join(" ");
-    fit.update(name, cells, () => fitTop(cells.drawn, frame, reduce, restOf, most));
+    const name = [pyramid.name, reduce, without, inView ? z : "whole"].join(" ");
+    fit.update(name, cells, () => fitTop(cells.drawn, frame, reduce, without, most));
   }
 
   /**
-   * A single weight, if it is there and visible; the sink's own column stands apart.
+   * A single weight, if it is there and visible.
    * @param {number} row
    * @param {number} col
-   * @param {Sink | null} sink
    */
-  weightAt(row, col, sink) {
+  weightAt(row, col) {
     const cell = this.pyramid.cell(row, col);
-    return cell && cell.z === 0 && cell.max >= 0 && col !== sink?.key ? cell.mass : null;
+    return cell && cell.z === 0 && cell.max >= 0 ? cell.mass : null;
   }
 
-  /** Whether the sink is drawn beside the map; contributions, words and sentences have it in its place. */
+  /** Whether the colours leave the sink out; contributions, words and sentences have no sink. */
   get isSinkApart() {
     return this.state.sink === "apart" && areWeights(this.quantity) && this.quantity.units === "tokens";
   }
@@ -395,9 +400,9 @@ export class MapCanvas {
    */
   press(key, shift) {
     const { camera, layer, state } = this;
-    const move = MOVES[key];
-    if (move && shift) this.pan((-move[0] * camera.width) / 4, (-move[1] * camera.height) / 4);
-    else if (move) this.step(...move);
+    const [down, right] = ARROWS[key] ?? [0, 0];
+    if (ARROWS[key] && shift) this.pan((-right * camera.width) / 4, (-down * camera.height) / 4);
+    else if (ARROWS[key]) this.step(right, down);
     else if (key === "+" || key === "=") this.zoomAtCursor(1.5);
     else if (key === "-") this.zoomAtCursor(1 / 1.5);
     else if (key === "0") this.showWhole();
@@ -418,16 +423,16 @@ export class MapCanvas {
     this.zoomBy(factor, chosen ? camera.point(chosen.col + 0.5, chosen.row + 0.5) : undefined);
   }
 
-  /** Learns where the head's sink is and how much goes there. */
+  /** Learns which key is the head's sink and how much goes there. */
   async seekSink() {
     const { state, layer } = this;
     const name = [state.text, layer.key, state.head].join(" ");
     if (!this.isSinkApart || name === this.sinkOf) return;
     this.sinkOf = name;
     this.sink = null;
-    const sink = await findSink(this.app.source, state.text, layer, state.head);
+    const { sinks } = await this.app.source.thumbs(state.text, layer.key);
     if (name !== this.sinkOf) return;
-    this.sink = sink;
+    this.sink = sinks[layer.heads.indexOf(state.head)];
     this.refresh();
   }
 }

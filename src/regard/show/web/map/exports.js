@@ -4,7 +4,6 @@
 import { clamp } from "../data/arrays.js";
 import { settings } from "../data/settings.js";
 import { exportMenu } from "../picture/menu.js";
-import { writeNpy } from "../picture/numbers.js";
 import { cellRows, mapFigure } from "./figure.js";
 
 /**
@@ -13,17 +12,10 @@ import { cellRows, mapFigure } from "./figure.js";
  */
 export function mapExports(view) {
   const { app, large } = view;
-  const cells = () => cellsIn(app, large.scene(), large.pyramid.without);
   return exportMenu(app, {
     name: () => `layer-${view.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
     picture: () => mapFigure(app, large, (scene) => view.note(scene)),
-    table: async () => cellRows(await cells()),
-    files: {
-      NPY: async () => {
-        const { values, rows, cols } = await cells();
-        return writeNpy(values, rows, cols);
-      },
-    },
+    table: async () => cellRows(await cellsIn(app, large.scene())),
   });
 }
 
@@ -31,10 +23,9 @@ export function mapExports(view) {
  * A promise of {values, rows, cols, row, col, size, layer, meta, text} for a scene (see `canvas.js`).
  * @param {App} app
  * @param {Scene} scene
- * @param {number | null} without
  * @returns {Promise<RegionCells>}
  */
-export async function cellsIn(app, { camera, z, state, layer, look, quantity }, without) {
+export async function cellsIn(app, { camera, z, state, layer, look, quantity }) {
   const side = settings.tile;
   const size = 2 ** z;
   const { left, top, right, bottom } = camera.frame;
@@ -47,7 +38,7 @@ export async function cellsIn(app, { camera, z, state, layer, look, quantity }, 
   const tileOf = (/** @type {number} */ cell) => Math.floor(cell / side);
   for (let i = tileOf(y0); i <= tileOf(y1 - 1); i++) {
     for (let j = tileOf(x0); j <= tileOf(x1 - 1); j++) {
-      const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { without, quantity });
+      const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { quantity });
       for (let y = Math.max(y0, i * side); y < Math.min(y1, i * side + tile.rows); y++) {
         for (let x = Math.max(x0, j * side); x < Math.min(x1, j * side + tile.cols); x++) {
           const at = (y - i * side) * tile.cols + x - j * side;

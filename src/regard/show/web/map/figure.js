@@ -1,14 +1,13 @@
 // @ts-check
 // The map as a figure: what is shown of it, in light colours on white, with its words, its colour bar and its keys.
 
+import { percent } from "../data/format.js";
 import { tokenAt, visible } from "../data/tokens.js";
-import { composeFigure } from "../picture/figure.js";
+import { viewFigure } from "../picture/figure.js";
 import { PAPER_SANS } from "../picture/fonts.js";
-import { onPaper } from "../picture/paper.js";
 import { SvgDrawing } from "../picture/svg_drawing.js";
 import { headWords } from "../picture/words.js";
 import { BESIDE, drawLabels } from "./axes.js";
-import { draw } from "./heatmap.js";
 import { isClipped, marksOf, hasHidden } from "./legend.js";
 
 const PATIENCE = 20000; // milliseconds that a figure waits for what is not there yet
@@ -24,15 +23,11 @@ const TITLE = 18; // pixels for the name of an axis
  */
 export async function mapFigure(app, map, note) {
   await complete(map);
-  const { state, layer } = map.scene();
+  const scene = map.scene();
+  const { state, layer } = scene;
   const words = await headWords(app, { text: state.text, layer: layer.key, head: state.head });
-  return onPaper(() => {
-    map.forgetColours();
-    const scene = paperScene(map.scene());
-    map.forgetColours();
-    words.notes = [note(scene), sinkNote(scene), ...words.notes].filter(Boolean);
-    return composeFigure(words, keysOf(scene), (context) => draw(context, scene));
-  });
+  words.notes = [note(scene), sinkNote(scene), ...words.notes].filter(Boolean);
+  return viewFigure([map.canvas], words, keysOf(scene));
 }
 
 /**
@@ -73,7 +68,7 @@ export function paperScene(scene) {
     number: `${number} ${PAPER_SANS}`,
   };
   const paper = { ...scene, fonts, pixel: 0.01, hover: null, cursor: null, marked: { row: -1, col: -1 } };
-  const labelRoom = { queries: scene.gutter.labels - BESIDE, keys: scene.gutter.top - BESIDE };
+  const labelRoom = { queries: scene.gutter.left - BESIDE, keys: scene.gutter.top - BESIDE };
   return { ...paper, gutter: fittedGutter(paper), labelRoom };
 }
 
@@ -87,15 +82,15 @@ function fittedGutter(scene) {
   const [queries, keys] = [new SvgDrawing(), new SvgDrawing()];
   drawLabels(queries, scene, "queries");
   drawLabels(keys, scene, "keys");
-  const labels = gutter.labels - (queries.bounds?.left ?? gutter.labels) + TITLE;
+  const left = gutter.left - (queries.bounds?.left ?? gutter.left) + TITLE;
   const top = gutter.top - (keys.bounds?.top ?? gutter.top) + TITLE;
-  return { labels, left: labels + gutter.left - gutter.labels, top };
+  return { left, top };
 }
 
 /** @param {Scene} scene */
 function sinkNote({ sink }) {
   if (!sink) return "";
-  return `Key ${sink.key} receives ${(100 * sink.share).toFixed(1)}% of all attention and is drawn separately.`;
+  return `The colours leave out key ${sink.key}, which receives ${percent(sink.share)} of the attention.`;
 }
 
 /**

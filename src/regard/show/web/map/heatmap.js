@@ -1,8 +1,8 @@
 // @ts-check
-// Draws the heatmap of one head: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
+// Draws the heatmap of one head: tiles, boundary, numbers, cursor, axes. It draws on whatever has a
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
-import { css, inkOn, traceHatch } from "../parts/colours.js";
+import { inkOn, traceHatch } from "../parts/colours.js";
 import { brief, cellShare } from "../data/format.js";
 import { areWeights } from "../data/quantity.js";
 import { settings } from "../data/settings.js";
@@ -11,8 +11,6 @@ import { drawAxes } from "./axes.js";
 import { painted } from "./tile_image.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
-export const STRIP = 16; // pixels of a sink that stands apart, and
-export const STRIP_GAP = 10; // between it and the map
 
 /**
  * Draws a scene.
@@ -20,7 +18,7 @@ export const STRIP_GAP = 10; // between it and the map
  * @param {Scene} scene
  */
 export function draw(context, scene) {
-  const { width, height, gutter, camera, colours, sink } = scene;
+  const { width, height, gutter, camera, colours } = scene;
   const shown = extent(camera);
   const plate = { ...scene, context, shown };
   context.fillStyle = colours.paper;
@@ -32,13 +30,11 @@ export function draw(context, scene) {
   context.translate(gutter.left, gutter.top);
   hatch(plate);
   tiles(plate);
-  if (sink) removed(plate, sink);
   if (camera.zoom >= NUMBERS) numbers(plate);
   if (camera.zoom >= 10) lattice(plate);
   boundary(plate);
   cells(plate);
   context.restore();
-  if (sink) strip(plate, sink);
   context.strokeStyle = colours.strongLine;
   context.lineWidth = 1;
   context.strokeRect(gutter.left - 0.5, gutter.top - 0.5, shown.width + 1, shown.height + 1);
@@ -72,7 +68,7 @@ function hatch({ context, colours, shown }) {
 }
 
 /** @param {Plate} plate */
-function tiles({ context, camera, colours, drawn, thumb, look, pixel, restOf }) {
+function tiles({ context, camera, colours, drawn, thumb, look, pixel }) {
   /** @param {number} value */
   const snap = (value) => Math.round(value / pixel) * pixel; // seams show where edges are half a pixel
   for (const one of drawn) {
@@ -92,7 +88,7 @@ function tiles({ context, camera, colours, drawn, thumb, look, pixel, restOf }) 
     // A last cell that holds fewer tokens is drawn as large as they are.
     const [sw, sh] = [(part.right - part.left) / size, (part.bottom - part.top) / size];
     context.imageSmoothingEnabled = (camera.zoom * size) / pixel < 2.5;
-    const canvas = painted(tile, look, () => restOf(one));
+    const canvas = painted(tile, look);
     context.drawImage(canvas, sx, sy, sw, sh, x0, y0, x1 - x0, y1 - y0);
   }
 }
@@ -129,64 +125,10 @@ function fromThumb(context, camera, thumb, part, place) {
 }
 
 /**
- * The place of a sink that stands apart, so that it is not mistaken for a column of zeros.
- * @param {Plate} plate
- * @param {Sink} sink
- */
-function removed({ context, camera, colours, shown }, sink) {
-  const [x] = camera.point(sink.key, 0);
-  const wide = Math.max(1, camera.zoom);
-  context.fillStyle = camera.zoom >= 3 ? colours.paper : colours.accent;
-  context.fillRect(x, 0, wide, shown.height);
-  if (camera.zoom < 3) return;
-  context.strokeStyle = colours.accent;
-  context.setLineDash([3, 3]);
-  context.lineWidth = 1;
-  context.strokeRect(x + 0.5, -1, wide - 1, shown.height + 2);
-  context.setLineDash([]);
-}
-
-/**
- * The sink's own column, beside the map, on the same rows and a scale from 0 to 1.
- * @param {Plate} plate
- * @param {Sink} sink
- */
-function strip({ context, camera, gutter, colours, fonts, pixel, shown }, sink) {
-  const x = gutter.left - STRIP_GAP - STRIP;
-  context.save();
-  context.beginPath();
-  context.rect(x, gutter.top, STRIP, shown.height);
-  context.clip();
-  context.fillStyle = colours.sunken;
-  context.fillRect(x, gutter.top, STRIP, shown.height);
-  const { top, bottom } = camera.frame;
-  const step = Math.max(1, Math.floor(pixel / camera.zoom));
-  for (let row = Math.max(0, Math.floor(top)); row < Math.min(camera.T, bottom); row += step) {
-    const [, y] = camera.point(0, row);
-    const last = Math.min(camera.T, row + step);
-    context.fillStyle = css((sink.sums[last] - sink.sums[row]) / (last - row));
-    context.fillRect(x, gutter.top + y, STRIP, Math.max(pixel, camera.zoom * step) + 0.3);
-  }
-  context.restore();
-  context.strokeStyle = colours.accent;
-  context.lineWidth = 1;
-  context.strokeRect(x - 0.5, gutter.top - 0.5, STRIP + 1, shown.height + 1);
-  context.save();
-  context.translate(x + STRIP / 2, gutter.top - 8);
-  context.rotate(-Math.PI / 2);
-  context.font = fonts.token;
-  context.textBaseline = "middle";
-  context.textAlign = "left";
-  context.fillStyle = colours.accent;
-  context.fillText(`key ${sink.key}`, 0, 0);
-  context.restore();
-}
-
-/**
  * Each cell's weight, written in it.
  * @param {Plate} plate
  */
-function numbers({ context, camera, look, fonts, quantity, weightAt, restAt }) {
+function numbers({ context, camera, look, fonts, quantity, weightAt }) {
   const { left, top, right, bottom } = camera.frame;
   const shares = areWeights(quantity);
   const digits = camera.zoom >= 72 ? 4 : camera.zoom >= 44 ? 3 : 2;
@@ -198,7 +140,7 @@ function numbers({ context, camera, look, fonts, quantity, weightAt, restAt }) {
       const weight = weightAt(row, col);
       if (weight === null) continue;
       const [x, y] = camera.point(col + 0.5, row + 0.5);
-      context.fillStyle = inkOn(look.scale.at(weight / restAt(row)), theme(), look.scale.signed);
+      context.fillStyle = inkOn(look.scale.at(weight), theme(), look.scale.signed);
       context.fillText(shares ? cellShare(weight, digits > 2) : brief(weight, digits), x, y);
     }
   }

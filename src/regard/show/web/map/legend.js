@@ -16,23 +16,10 @@ import { theme } from "../parts/theme.js";
  * @property {Quantity} quantity
  * @property {boolean} clipped whether weights above the scale's end are shown in its colour
  * @property {string} note what a cell stands for
- * @property {{ key: number, share: number, token: string } | null} sink
+ * @property {{ key: number, share: number, token: string } | null} sink that the colours leave out
  * @property {boolean} boundary
  * @property {boolean} hides whether cells in view are hidden
  */
-
-/** @type {WeakMap<Tile, boolean>} */
-const HIDING = new WeakMap();
-
-/**
- * Whether a tile has hidden cells.
- * @param {Tile} tile
- */
-export function hidesCells(tile) {
-  const known = HIDING.get(tile) ?? tile.max.some((max) => max < 0);
-  HIDING.set(tile, known);
-  return known;
-}
 
 /**
  * Fills `root`; returns {show({scale, quantity, clipped, note, sink, boundary, hides})}.
@@ -74,17 +61,18 @@ export function legend(root) {
       words.textContent = note;
       hidden.hidden = !sink;
       if (sink) {
-        const share = `${(100 * sink.share).toFixed(1)}%`;
         hidden.replaceChildren(
           `Key ${sink.key} `,
           element("span", { class: "token", text: sink.token }),
-          ` receives ${share} of all attention and is drawn separately. The colours show how each query divides the rest.`,
+          ` receives ${percent(sink.share)} of the attention of the queries that see it. The colours leave it out.`,
         );
         hidden.dataset.share = String(sink.share);
       }
     },
   };
 }
+
+const LAST_MARK = 0.82; // place on the bar up to which powers of ten are written
 
 /** @typedef {[number, string][]} ColourMarks places from 0 to 1, with what is written there */
 
@@ -178,9 +166,9 @@ function halves(scale, quantity) {
 function decades(scale, quantity) {
   /** @type {ColourMarks} */
   const marks = [[0, `≤ ${power(scale.bottom, quantity)}`]];
-  for (let decade = scale.bottom * 10; decade < scale.top * 0.6; decade *= 10) {
+  // A mark close to the end would run into the number that stands there.
+  for (let decade = scale.bottom * 10; scale.at(decade) < LAST_MARK; decade *= 10)
     marks.push([scale.at(decade), power(decade, quantity)]);
-  }
   return [...marks, [1, spell(quantity, scale.top)]];
 }
 
@@ -202,7 +190,7 @@ function power(value, { shade, linear }) {
 export function hasHidden({ drawn, camera }) {
   const { left, top, right, bottom } = camera.frame;
   return drawn.some(({ tile, z, i, j }) => {
-    if (!tile || !hidesCells(tile)) return false;
+    if (!tile) return false;
     const size = 2 ** z;
     const first = { row: i * settings.tile, col: j * settings.tile };
     for (let n = 0; n < tile.max.length; n++) {

@@ -146,9 +146,7 @@ export class MapView extends PageView {
   tellPointed(scene, cell) {
     const found = this.large.pyramid.cell(cell.row, cell.col, Math.log2(cell.size));
     if (!found || 2 ** found.z !== cell.size) return;
-    const own = cell.size === 1 && cell.col === scene.sink?.key ? scene.sink : null; // stands apart
-    const mass = own ? own.column[cell.row] : found.mass;
-    this.tellCell(scene, { ...cell, mass, max: own ? Math.max(mass, found.max) : found.max });
+    this.tellCell(scene, { ...cell, mass: found.mass, max: found.max });
   }
 
   /**
@@ -268,7 +266,7 @@ function makeControls(app, wishes) {
     scale: choice("Scale", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
     colourTop: choice("Colour range", "top", ends, (colourTop) => app.set({ colourTop })),
     reduce: choice("Cells", "reduce", { mass: "mass", max: "max" }, (reduce) => app.set({ reduce })),
-    sink: choice("Sink", "sink", { in: "in place", apart: "separate" }, (sink) => app.set({ sink })),
+    sink: choice("Sink", "sink", { in: "shown", apart: "left out" }, (sink) => app.set({ sink })),
   };
   /** @type {(text: string, label: string, act: () => void) => HTMLButtonElement} */
   const button = (text, label, act) => makeButton(text, act, { "aria-label": label, title: label });

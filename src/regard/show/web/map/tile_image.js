@@ -7,14 +7,11 @@ import { scaleEnd } from "../parts/map_scale.js";
 
 /**
  * The tile as a canvas of one pixel a cell. Hidden cells stay transparent.
- * `restOf()`: for each row of cells the share of attention that is left when the sink is taken out, or null.
  * @param {PaintedTile} tile
  * @param {Look} look
- * @param {() => Float32Array | null} restOf
  */
-export function painted(tile, look, restOf) {
+export function painted(tile, look) {
   if (tile.canvas && tile.style === look.style) return tile.canvas;
-  const rest = restOf();
   const { rows, cols } = tile;
   const values = look.reduce === "max" ? tile.max : tile.mass;
   tile.canvas ??= Object.assign(document.createElement("canvas"), { width: cols, height: rows });
@@ -23,14 +20,10 @@ export function painted(tile, look, restOf) {
   const out = new Uint32Array(image.data.buffer);
   const { pixels, scale } = look;
   tile.clipped = false;
-  for (let y = 0, n = 0; y < rows; y++) {
-    const share = rest ? rest[y] : 1;
-    for (let x = 0; x < cols; x++, n++) {
-      if (tile.max[n] < 0) continue;
-      const value = values[n] / share;
-      out[n] = pixels[Math.round(255 * scale.at(value))];
-      tile.clipped ||= Math.abs(value) > scale.top * 1.01; // the rounded numbers of a saved page are within 1%
-    }
+  for (let n = 0; n < values.length; n++) {
+    if (tile.max[n] < 0) continue;
+    out[n] = pixels[Math.round(255 * scale.at(values[n]))];
+    tile.clipped ||= Math.abs(values[n]) > scale.top * 1.01; // the rounded numbers of a saved page are within 1%
   }
   context.putImageData(image, 0, 0);
   tile.style = look.style;
@@ -40,35 +33,34 @@ export function painted(tile, look, restOf) {
 const MOST_FITTED = 512 * 512; // cells that a scale is fitted to: all of a map's overview
 
 /**
- * Where a scale that fits a frame should end (see `scaleEnd`). `drawn` is what the pyramid covers the frame with;
- * `restOf(one)` as above; no number is above `most`.
+ * Where a scale that fits a frame should end (see `scaleEnd`). `drawn` is what the pyramid covers the frame with; the
+ * cells of the key `without` are left out, if it is not -1; no number is above `most`.
  * @param {DrawnTile[]} drawn
  * @param {Rectangle} frame
  * @param {string} reduce
- * @param {Scene["restOf"]} restOf
+ * @param {number} without
  * @param {number} [most]
  */
-export function fitTop(drawn, frame, reduce, restOf, most = 1) {
+export function fitTop(drawn, frame, reduce, without, most = 1) {
   /** @type {number[]} */
   const found = [];
   // One step for all tiles: else the cells of small tiles, at the end of the text, would count more than others.
   const cells = drawn.reduce((sum, { tile }) => sum + (tile ? tile.rows * tile.cols : 0), 0);
   const step = Math.ceil(cells / MOST_FITTED) | 1;
-  for (const one of drawn) {
-    const { tile, z, i, j } = one;
+  for (const { tile, z, i, j } of drawn) {
     if (!tile) continue;
     const size = 2 ** z;
-    const rest = restOf(one);
     const from = (/** @type {number} */ edge, /** @type {number} */ first) =>
       Math.floor(edge / size) - first * settings.tile;
     const [top, left] = [Math.max(0, from(frame.top, i)), Math.max(0, from(frame.left, j))];
     const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);
     const right = Math.min(tile.cols, from(frame.right, j) + 1);
     const values = reduce === "max" ? tile.max : tile.mass;
+    const skipped = without < 0 ? -1 : from(without, j);
     for (let y = top, n = 0; y < bottom; y++) {
       for (let x = left; x < right; x++, n++) {
         const at = y * tile.cols + x;
-        if (n % step === 0 && tile.max[at] >= 0) found.push(values[at] / (rest ? rest[y] : 1));
+        if (n % step === 0 && tile.max[at] >= 0 && x !== skipped) found.push(values[at]);
       }
     }
   }

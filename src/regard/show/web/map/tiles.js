@@ -26,7 +26,6 @@ export function levelFor(pixels, T, S) {
  * @property {number} head
  * @property {number} T
  * @property {number} S
- * @property {number | null} without
  * @property {Quantity} quantity
  */
 
@@ -47,8 +46,6 @@ export class TilePyramid {
     this.head = -1;
     this.T = 0;
     this.S = 0;
-    /** @type {number | null} */
-    this.without = null;
     this.quantity = PLAIN;
     /** @type {LRU<PaintedTile>} */
     this.tiles = new LRU(KEPT);
@@ -58,14 +55,14 @@ export class TilePyramid {
   }
 
   /**
-   * Turns to a head of a layer on a text; `without` leaves one key out of the count, if not null.
+   * Turns to a head of a layer on a text.
    * @param {PyramidHead} pyramid
    */
-  look({ text, layer, head, T, S, without, quantity }) {
-    const name = [text, layer, head, without, quantityName(quantity)].join(" ");
+  look({ text, layer, head, T, S, quantity }) {
+    const name = [text, layer, head, quantityName(quantity)].join(" ");
     if (name === this.name) return;
     for (const [, stop] of this.asked) stop.abort();
-    Object.assign(this, { name, text, layer, head, T, S, without, quantity });
+    Object.assign(this, { name, text, layer, head, T, S, quantity });
     Object.assign(this, { tiles: new LRU(KEPT), asked: new Map(), stopped: false });
   }
 
@@ -181,7 +178,7 @@ export class TilePyramid {
     const stop = new AbortController();
     this.asked.set(key, stop);
     try {
-      const options = { without: this.without, quantity: this.quantity, signal: stop.signal };
+      const options = { quantity: this.quantity, signal: stop.signal };
       const tile = await this.source.tile(this.text, this.layer, this.head, z, i, j, options);
       if (name !== this.name) return;
       this.tiles.set(key, { ...tile });

@@ -5,9 +5,7 @@
 import { LRU, once } from "../data/lru.js";
 import { unpackArrays, unpackJson } from "../source/arithmetic/packed.js";
 import { pauseOf } from "../source/arithmetic/responder.js";
-import { rowSteps } from "../source/arithmetic/row_steps.js";
 import { namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
-import { Head } from "../source/arithmetic/weights.js";
 import { attribute, logitFactors, valueNorms } from "./contributions.js";
 import { compareOutputs } from "./evidence.js";
 import { LanguageModel } from "./forward.js";
@@ -16,7 +14,7 @@ import { headScores, describeScores } from "./head_scores.js";
 import { changes } from "./predictions.js";
 import { randomCuts } from "../data/random_heads.js";
 import { Reading } from "./reading.js";
-import { distinctTitle, firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
+import { distinctTitle, tellingPosition, tellingQuery, titleOf } from "./telling.js";
 import { thumbnails } from "./thumbnail.js";
 import { Tokenizer } from "./tokens/tokenizer.js";
 import { textUnits } from "./tokens/units.js";
@@ -28,13 +26,14 @@ const ATTRIBUTED = 16; // logits whose parts are kept
 
 export class LiveWeights extends SavedWeights {
   /**
-   * @param {OpenedData} data
+   * @param {SavedData} data
    * @param {(name: string) => Promise<string>} blockText
    */
   constructor(data, blockText) {
     super(data, blockText);
     if (!data.model) throw new Error("This file holds no model.");
     this.about = data.model;
+    this.inFile = data.meta.texts.length; // texts
     /** @type {Promise<{ model: LanguageModel, tokenizer: Tokenizer }> | null} */
     this.opened = null;
     /** @type {Map<number, Reading>} */
@@ -114,19 +113,26 @@ export class LiveWeights extends SavedWeights {
    * @param {Tell} tell
    * @returns {Promise<LiveText>}
    */
-  async cut({ text, cuts, before }, pause, tell) {
-    const own = before ? null : await this.reading(text);
-    const done = await this.run(
-      own?.ids ?? this.storedIds(text),
-      cuts,
-      this.meta.texts[text].title,
-      pause,
-      tell,
-    );
+  async cut({ text, cuts }, pause, tell) {
+    const { title } = this.meta.texts[text];
+    const before = await this.losses(text);
+    const ids = this.readings.get(text)?.ids ?? this.storedIds(text);
+    const done = await this.run(ids, cuts, title, pause, tell);
     const after = this.readings.get(done.number)?.predictions.losses ?? [];
-    const changed = changes(before ?? own?.predictions.losses ?? [], after, MOST_CHANGED);
+    const changed = changes(before, after, MOST_CHANGED);
     done.meta.edited = { text, cuts, edits: [], changes: changed, random: null };
     return done;
+  }
+
+  /**
+   * The losses of a text. The file has those of its own texts: the model need not read them once more before a cut.
+   * @param {number} text
+   */
+  async losses(text) {
+    const name = `predictions-${text}`;
+    return this.blocks[name]
+      ? (await this.block(name)).losses
+      : (await this.reading(text)).predictions.losses;
   }
 
   /**
@@ -180,16 +186,6 @@ export class LiveWeights extends SavedWeights {
     return super.block(name);
   }
 
-  /**
-   * The steps of a row without its values, while the model still has to compute these; else null.
-   * @param {StepsQuestion} question
-   */
-  async keySteps({ text, layer, head: number, row }) {
-    const head = await this.head(text, layer, number);
-    if (this.readings.has(text) || !(head instanceof Head)) return null;
-    return rowSteps(head, null, namedLayer(this.meta, text, layer), row, this.meta.strongest);
-  }
-
   /** @type {SavedWeights["parts"]} */
   async parts(text, layer, head, quantity) {
     if (quantity.shade !== "weights" && !this.meta.texts[text].predicted?.positions) await this.reading(text);
@@ -219,7 +215,6 @@ export class LiveWeights extends SavedWeights {
       target_tokens: null,
       pictures: null,
       boundary: null,
-      copies: { tokens: firstCopies(ids), target_tokens: null },
       layers: this.about.layers.map((layer, n) => this.describe(layer, n, number, reading)),
       spans: { tokens: textUnits(texts) },
       shades: ["weights", "values", "logit"],
@@ -327,6 +322,8 @@ export class LiveWeights extends SavedWeights {
    * @returns {Promise<Attribution>}
    */
   async attribution({ text, position, token: wanted }) {
+    if (this.meta.texts[text].predicted?.positions)
+      return super.attribution({ text, position, token: wanted });
     const { tokenizer } = await this.ready();
     const { predictions } = await this.reading(text);
     const id = predictions.named(position, wanted);
@@ -367,6 +364,7 @@ export class LiveWeights extends SavedWeights {
 
   /** @param {{ text: number, position: number }} question */
   async prediction({ text, position }) {
+    if (this.blocks[`predictions-${text}`]) return super.prediction({ text, position });
     const { tokenizer } = await this.ready();
     const { predictions } = await this.reading(text);
     const texts = this.meta.texts[text].tokens ?? [];
@@ -378,6 +376,7 @@ export class LiveWeights extends SavedWeights {
    * @param {Pause} pause
    */
   async thumbs({ text, layer }, pause) {
+    if (text < this.inFile) return super.thumbs({ text, layer }, pause);
     const { heads } = namedLayer(this.meta, text, layer);
     const all = await Promise.all(heads.map((head) => this.prepare(text, layer, head)));
     return thumbnails(all, this.meta.thumb, pause);
@@ -390,6 +389,7 @@ export class LiveWeights extends SavedWeights {
    * @returns {Promise<HeadScores[]>}
    */
   async layerHeads({ text, layer }, pause) {
+    if (text < this.inFile) return super.layerHeads({ text, layer }, pause);
     const about = namedLayer(this.meta, text, layer);
     const ids = this.readings.get(text)?.ids ?? [];
     const rows = [];

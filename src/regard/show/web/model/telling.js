@@ -81,16 +81,3 @@ export function distinctTitle(title, texts) {
   for (let n = 2; taken.includes(name); n++) name = `${title} (${n})`;
   return name;
 }
-
-/**
- * For each token the first one with the same id.
- * @param {ArrayLike<number>} ids
- */
-export function firstCopies(ids) {
-  /** @type {Map<number, number>} */
-  const first = new Map();
-  return Array.from(ids, (id, place) => {
-    if (!first.has(id)) first.set(id, place);
-    return first.get(id) ?? place;
-  });
-}

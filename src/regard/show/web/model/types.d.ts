@@ -170,8 +170,6 @@ interface CutQuestion {
   /** The text that is read again. */
   text: number;
   cuts: Cut[];
-  /** The losses without the cuts, of a text of the file; null for one that was read here. */
-  before: Float32Array | null;
 }
 
 interface GenerateQuestion {
@@ -192,11 +190,6 @@ interface Answers {
   cut: [CutQuestion, LiveText];
   randomLoss: [{ text: number }, number | null];
   remove: [{ text: number }, TextMeta];
-  keySteps: [StepsQuestion, RowSteps | null];
-  prediction: [{ text: number; position: number }, Prediction];
-  thumbs: [LayerQuestion, Thumbs];
-  layerHeads: [LayerQuestion, HeadScores[]];
-  attribution: [AttributionQuestion, Attribution];
   generate: [GenerateQuestion, true];
 }
 
@@ -208,13 +201,6 @@ interface LogitParts {
   mlps: number[];
   rest: number;
   directions: Float64Array[]; // H · D of each layer
-}
-
-interface AttributionQuestion {
-  text: number;
-  position: number;
-  /** -1 is the likeliest. */
-  token: number;
 }
 
 type Reading = import("./reading.js").Reading;

@@ -97,7 +97,7 @@ function markLine({ height, margin, across }, mark) {
 }
 
 /**
- * A line through points; a point that stands alone also gets a dot.
+ * A line through points; a point that stands alone is a dot.
  * @param {ChartFrame} frame
  * @param {ChartAxis} y
  * @param {[number, number][]} points
@@ -106,12 +106,10 @@ function markLine({ height, margin, across }, mark) {
 function curve({ across, up }, y, points, kind) {
   /** @param {[number, number]} point */
   const place = ([a, b]) => `${across(a).toFixed(1)} ${up(Math.min(y.high, Math.max(y.low, b))).toFixed(1)}`;
-  const parts = [svgElement("path", { class: `chart-line ${kind}`, d: `M${points.map(place).join("L")}` })];
-  if (points.length === 1) {
-    const [[a, b]] = points;
-    parts.push(svgElement("circle", { class: `chart-dot ${kind}`, cx: across(a), cy: up(b), r: 2.5 }));
-  }
-  return parts;
+  if (points.length > 1)
+    return svgElement("path", { class: `chart-line ${kind}`, d: `M${points.map(place).join("L")}` });
+  const [[a, b]] = points;
+  return svgElement("circle", { class: `chart-dot ${kind}`, cx: across(a), cy: up(b), r: 4 });
 }
 
 /** @typedef {{ name: string, kind: string, x: number, y: number }} ChartName */
@@ -151,8 +149,8 @@ function drawing(data, width, height) {
   for (const { name, kind, points, id, about = "" } of series) {
     const shown = points.filter(isWhole);
     if (!shown.length) continue;
-    const [line, ...dots] = curve(frame, y, shown, kind);
-    picture.append(line, ...dots);
+    const line = curve(frame, y, shown, kind);
+    picture.append(line);
     if (id) {
       const places = shown.map(([a, b]) => /** @type {Point} */ ([frame.across(a), frame.up(b)]));
       const values = shown.map(([a, b]) => `${y.say(b)} at ${data.x.title} ${data.x.say(a)}`);

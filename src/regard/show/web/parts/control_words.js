@@ -18,21 +18,15 @@ export const CONTROL_WORDS = {
     "same for every head.",
   reduce:
     "A cell of a long map stands for many weights. Mass is their sum over keys, averaged over queries; max is the greatest.",
-  sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
+  sink: "Left out: the colours suit all other keys than the one that receives the most attention.",
   units:
     "Words and sentences: the weights are summed over the tokens of a key and averaged over the tokens of a query.",
   direction:
     "Choose a query to shade the keys that it attends to, or a key to shade the queries that attend to it.",
   scope: "The weights of one head, or their mean over the heads of the layer or of all layers.",
   "text-sink":
-    "Left out leaves the key that receives the most attention unshaded, so that the others stand out.",
-
-  // Image
-  "image-direction":
-    "Choose a query to see the keys that it attends to, or a key to see the queries that attend to it.",
-  "image-sink":
-    "Patches that receive far more attention than others have a ring; left out, they have no colour, so that the others stand out.",
-  ground: "In grey, colours mean attention and nothing else.",
+    "Left out leaves the key that receives the most attention, or a picture's outlier patches, unshaded, so that the " +
+    "others stand out.",
 
   // Heads
   Score: "A number from the map and the tokens that says how much a head behaves in one way.",

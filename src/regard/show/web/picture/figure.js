@@ -1,6 +1,6 @@
 // @ts-check
-// A picture that stands on its own, for a file: a heading, what it is of, the picture, and what its colours mean. It is of
-// a drawing, or of what a view of the page shows, without its controls.
+// A picture that stands on its own, for a file: a heading, what it is of, what a view of the page shows without its
+// controls, and what its colours mean.
 
 import { css, traceHatch } from "../parts/colours.js";
 import { drawElement } from "./elements.js";
@@ -20,7 +20,7 @@ const FONTS = {
   note: `11px ${PAPER_SANS}`,
 };
 /** The inks of a figure. */
-export const INK = {
+const INK = {
   strong: "#1d2026",
   soft: "#555a64",
   warning: "#9b1c31",

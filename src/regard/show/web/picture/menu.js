@@ -45,9 +45,8 @@ export function exportMenu(app, exported) {
   offer("Print to PDF", "vectors and text", print);
   offerFile("SVG", "vectors and text", svg);
   offerFile("PNG", "pixels", async () => writePng(await exported.picture()));
-  const { table, files } = exported;
+  const { table } = exported;
   if (table) offerFile("CSV", "numbers in view", async () => writeCsv(await table()));
-  for (const [kind, make] of Object.entries(files ?? {})) offerFile(kind, "numbers in view", make);
   foldAway(menu);
   return menu;
 }

@@ -40,8 +40,6 @@ interface Exported {
   picture(): Promise<Picture>;
   /** The numbers in view, for a CSV file: rows, of which the first has their names. */
   table?(): TableRow[] | Promise<TableRow[]>;
-  /** Other files of numbers, by their endings in capitals. */
-  files?: Record<string, () => Promise<Blob>>;
 }
 
 type TableRow = (string | number | null)[];

@@ -118,11 +118,6 @@ export class SvgDrawing {
     this.addSegment("L", [x, y]);
   }
 
-  /** @type {CanvasRenderingContext2D["bezierCurveTo"]} */
-  bezierCurveTo(x1, y1, x2, y2, x, y) {
-    this.addSegment("C", [x1, y1], [x2, y2], [x, y]);
-  }
-
   closePath() {
     this.addSegment("Z");
   }

@@ -1,24 +1,16 @@
 // @ts-check
 // A saved page that holds a model: the model reads texts, runs again with something cut, and generates, in the
-// worker. `model/live_weights.js` is the other side. Texts of the file are answered as on any saved page.
+// worker. `model/live_weights.js` is the other side.
 
-import { once } from "../data/lru.js";
 import { TooLongError } from "./too_long.js";
 
 /**
  * A source that also answers what needs a model.
  * @param {Source} source of the file
  * @param {import("./remote_weights.js").RemoteWeights["ask"]} ask
- * @param {(text: number) => Promise<Float32Array>} losses of a text of the file
  * @returns {Source}
  */
-export function withModel(source, ask, losses) {
-  const stored = source.meta.texts.length; // texts of the file
-  const file = { ...source };
-  /** @type {Map<string, Promise<Thumbs>>} */
-  const thumbs = new Map(); // of texts that were read here
-  /** @type {Map<string, Promise<HeadScores[]>>} */
-  const scores = new Map(); // likewise
+export function withModel(source, ask) {
   let comparing = new AbortController(); // stops the comparison of a run with random heads
   const loading = parsed().then(() => ask("load", {}));
   loading.catch(() => {}); // whoever needs the model is told
@@ -61,26 +53,6 @@ export function withModel(source, ask, losses) {
   };
 
   return Object.assign(source, {
-    /** @type {Source["thumbs"]} */
-    thumbs(text, layer) {
-      if (text < stored) return file.thumbs(text, layer);
-      return once(thumbs, `${text} ${layer}`, () => ask("thumbs", { text, layer }));
-    },
-    /** @type {Source["keySteps"]} */
-    keySteps: (text, layer, head, row) => ask("keySteps", { text, layer, head, row }),
-    /** @type {Source["prediction"]} */
-    prediction: (text, position) =>
-      text < stored ? file.prediction(text, position) : ask("prediction", { text, position }),
-    /** @type {Source["attribution"]} */
-    attribution: (text, position, token) =>
-      source.meta.texts[text].predicted?.positions
-        ? file.attribution(text, position, token)
-        : ask("attribution", { text, position, token }),
-    /** @type {Source["layerHeads"]} */
-    layerHeads(text, layer) {
-      if (text < stored) return file.layerHeads(text, layer);
-      return once(scores, `${text} ${layer}`, () => ask("layerHeads", { text, layer }));
-    },
     /** @type {Source["capture"]} */
     async capture(text, onLine, signal, { first = null, continuation = [] } = {}) {
       await opened(onLine);
@@ -93,9 +65,7 @@ export function withModel(source, ask, losses) {
     async cut(text, cuts, onLine, signal, random = true) {
       await opened(onLine);
       comparing.abort();
-      // The file has the losses of its own texts: the model need not read them once more before the cut.
-      const before = text < stored && source.meta.texts[text].predictions ? await losses(text) : null;
-      const { number, meta } = await ask("cut", { text, cuts, before }, signal, onLine);
+      const { number, meta } = await ask("cut", { text, cuts }, signal, onLine);
       const earlier = source.meta.texts.findIndex((one) => one.edited?.text === text);
       put(number, meta);
       if (earlier >= 0) put(earlier, await ask("remove", { text: earlier }));

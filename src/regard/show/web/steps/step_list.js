@@ -327,7 +327,7 @@ const rowsOf = ({ evidence }) =>
  * @param {StepContext} context
  * @returns {StepEntry}
  */
-function left({ layer, isPending }) {
+function left({ layer }) {
   const captured = layer?.value_width !== null;
   return {
     title: "Values and output",
@@ -336,13 +336,11 @@ function left({ layer, isPending }) {
     body: [
       element("p", {
         class: "note",
-        text: isPending
-          ? "The model in this file is computing the values."
-          : captured
-            ? "The values were left out to keep this file small, so the steps end at the weights. " +
-              'seen.to_html("page.html", values=True) includes them.'
-            : "The capture did not keep the values, so the steps end at the weights. " +
-              "regard.capture(model, values=True) keeps them.",
+        text: captured
+          ? "The values were left out to keep this file small, so the steps end at the weights. " +
+            'seen.to_html("page.html", values=True) includes them.'
+          : "The capture did not keep the values, so the steps end at the weights. " +
+            "regard.capture(model, values=True) keeps them.",
       }),
     ],
   };

@@ -79,13 +79,13 @@ export class StepsView extends PageView {
     const { app, state, row } = this;
     if (!this.found) this.page.replaceChildren(empty("Computing the steps…"));
     const { example } = app.meta;
-    const all = state.example ? [exampleSteps(example, state.example, row)] : modelSteps(app, state, row);
     try {
-      for await (const found of all) {
-        if (!fresh()) return;
-        this.found = found;
-        this.draw();
-      }
+      const found = state.example
+        ? exampleSteps(example, state.example, row)
+        : await modelSteps(app, state, row);
+      if (!fresh()) return;
+      this.found = found;
+      this.draw();
     } catch (error) {
       if (fresh()) this.page.replaceChildren(empty(error.message));
     }
@@ -128,27 +128,25 @@ function noSteps(layers, { key, recurrence }) {
 }
 
 /**
- * A row of the model's computation; up to the weights first, where the values take a while.
+ * A row of the model's computation.
  * @param {App} app
  * @param {State} state
  * @param {number} row
- * @returns {AsyncGenerator<FoundSteps>}
+ * @returns {Promise<FoundSteps>}
  */
-async function* modelSteps(app, { text, layer: key, head }, row) {
-  const layer = layerOf(app.meta, text, key);
-  if (layer.recurrence) throw new Error(noSteps(app.meta.texts[text].layers, layer));
-  const { keySteps, steps, row: ask } = app.source;
+async function modelSteps({ meta, source }, { text, layer: key, head }, row) {
+  const layer = layerOf(meta, text, key);
+  if (layer.recurrence) throw new Error(noSteps(meta.texts[text].layers, layer));
   const at = /** @type {const} */ ([text, key, head, row]);
-  const [first, weights] = await Promise.all([(keySteps ?? steps)(...at), ask(...at)]);
-  const around = {
+  const [work, weights] = await Promise.all([source.steps(...at), source.row(...at)]);
+  return {
+    work,
     layer,
-    name: tokenAt(app.meta, text, layer, "queries", row),
-    key: (/** @type {number} */ j) => tokenAt(app.meta, text, layer, "keys", j),
+    name: tokenAt(meta, text, layer, "queries", row),
+    key: (j) => tokenAt(meta, text, layer, "keys", j),
     example: null,
     sum: weights.reduce((total, w) => total + w, 0),
   };
-  if (first) yield { ...around, work: first, isPending: Boolean(keySteps) };
-  if (keySteps) yield { ...around, work: await steps(...at) };
 }
 
 /**

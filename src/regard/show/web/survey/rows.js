@@ -20,24 +20,47 @@ export function chosenScores({ names }, { surveyAcross, surveyUp }) {
   return { across, up };
 }
 
+const NAMED = 4; // points whose names stand beside them, at most
+
 /**
- * The heads that have both scores, as points.
+ * A chart of the heads that have both scores, each a dot; the chosen one over the others, and names for those with a
+ * label that are furthest out.
  * @param {Survey} survey
  * @param {{ across: string, up: string }} names
- * @returns {ScatterPoint[]}
+ * @param {string} chosen
+ * @returns {ChartData}
  */
-export function pointsOf({ heads }, { across, up }) {
-  return heads
-    .filter(({ scores }) => Object.hasOwn(scores, across) && Object.hasOwn(scores, up))
-    .map((row) => ({
-      id: headName(row),
-      x: row.scores[across],
-      y: row.scores[up],
-      labelled: row.labels.length > 0,
-      name:
-        `Layer ${row.layer}, head ${row.head}: ${scoreTitle(across)} ${score(across, row.scores[across])}, ` +
-        `${scoreTitle(up)} ${score(up, row.scores[up])}`,
-    }));
+export function scatterChart({ heads }, { across, up }, chosen) {
+  const shown = heads.filter(({ scores }) => Object.hasOwn(scores, across) && Object.hasOwn(scores, up));
+  /** @type {(name: string) => ChartAxis} */
+  const axis = (name) => {
+    const values = shown.map(({ scores }) => scores[name]);
+    return {
+      low: Math.min(0, ...values),
+      high: axisEnd(name, values),
+      title: scoreTitle(name),
+      say: (x) => score(name, x),
+    };
+  };
+  const [x, y] = [axis(across), axis(up)];
+  const far = (/** @type {SurveyRow} */ { scores }) => scores[across] / x.high + scores[up] / y.high;
+  const labelled = shown.filter(({ labels }) => labels.length).toSorted((a, b) => far(b) - far(a));
+  const named = labelled.slice(0, NAMED);
+  const isChosen = (/** @type {SurveyRow} */ row) => headName(row) === chosen;
+  return {
+    label: `Every head by its ${x.title} and ${y.title}`,
+    x: { ...x, title: `${x.title} →` },
+    y: { ...y, title: `↑ ${y.title}` },
+    series: shown
+      .toSorted((a, b) => Number(isChosen(a)) - Number(isChosen(b)))
+      .map((row) => ({
+        id: headName(row),
+        name: named.includes(row) ? `${row.layer}.${row.head}` : "",
+        about: `Layer ${row.layer}, head ${row.head}`,
+        kind: isChosen(row) ? "own" : row.labels.length ? "labelled" : "plain",
+        points: [[row.scores[across], row.scores[up]]],
+      })),
+  };
 }
 
 /**

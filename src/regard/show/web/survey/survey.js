@@ -3,17 +3,17 @@
 // survey kept of the chosen one.
 
 import { headName } from "../heads/order.js";
+import { chart } from "../parts/chart.js";
 import { select } from "../parts/controls.js";
 import { element } from "../parts/dom.js";
-import { count, score, some } from "../data/format.js";
+import { count, some } from "../data/format.js";
 import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { viewFigure } from "../picture/figure.js";
 import { titleOnly } from "../picture/words.js";
 import { PageView } from "../view.js";
 import { HeadPanel } from "./head_panel.js";
-import { axisEnd, chosenRow, chosenScores, pointsOf, surveyRows } from "./rows.js";
-import { Scatter } from "./scatter.js";
+import { chosenRow, chosenScores, scatterChart, surveyRows } from "./rows.js";
 
 export class SurveyView extends PageView {
   /** @param {ViewPlace} place */
@@ -23,6 +23,7 @@ export class SurveyView extends PageView {
     this.survey = /** @type {Survey} */ (app.meta.survey); // there is no such view without one
     this.across = select("Horizontal score", (surveyAcross) => app.set({ surveyAcross }));
     this.up = select("Vertical score", (surveyUp) => app.set({ surveyUp }));
+    this.which = select("Head", (surveyHead) => app.set({ surveyHead }));
     const save = exportMenu(app, {
       name: () => `survey-${this.names.across}-${this.names.up}`,
       picture: async () => {
@@ -31,78 +32,41 @@ export class SurveyView extends PageView {
       },
       table: () => surveyRows(this.survey),
     });
-    const controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
+    const controls = element("div", { class: "bar-of-choices" }, this.across, this.up, this.which, save);
     this.lead = element("p", { class: "lead" });
     this.about = element("p", { class: "note" });
-    this.pointed = element("p", { class: "note survey-pointed" });
-    this.scatter = new Scatter(380, {
-      choose: (surveyHead) => app.set({ surveyHead }),
-      point: (id) => this.point(id),
-    });
+    this.scatter = chart(380, (surveyHead) => app.set({ surveyHead }));
     this.panel = new HeadPanel(app);
-    const key =
-      "A filled dot is a head with a label. Choose one with a click, or with the arrow keys and Enter.";
+    const key = "A filled dot is a head with a label. Choose one with a click, or in the list above.";
     const plot = element(
       "section",
       { "aria-label": "Every head" },
       this.lead,
       this.about,
-      this.scatter.box,
-      this.pointed,
+      this.scatter,
       element("p", { class: "note", text: key }),
     );
     const grid = element("div", { class: "survey-grid" }, plot, this.panel.box);
     this.column = element("div", { class: "column survey-column" }, grid);
     root.append(controls, element("div", { class: "scroll" }, this.column));
     this.names = chosenScores(this.survey, app.state);
-    /** @type {ScatterPoint[]} */
-    this.points = [];
     const { model, windows, tokens, heads } = this.survey;
     const read = `${some(windows, "window")} (${count(tokens)} tokens)`;
     this.lead.textContent = `${some(heads.length, "head")} of ${model || "a model"}, over ${read} of a corpus.`;
-  }
-
-  /** @param {string} id */
-  point(id) {
-    const row = this.survey.heads.find((one) => headName(one) === id);
-    const point = this.points.find((one) => one.id === id);
-    this.pointed.textContent = row && point ? `${point.name}. ${row.sentence}` : "";
   }
 
   /** @param {State} state */
   show(state) {
     this.names = chosenScores(this.survey, state);
     const { across, up } = this.names;
-    const options = inListOrder(this.survey.names).map((name) => [name, scoreTitle(name)]);
-    this.across.fill(options, across);
-    this.up.fill(options, up);
+    const names = inListOrder(this.survey.names);
+    this.across.fill(names, across, scoreTitle);
+    this.up.fill(names, up, scoreTitle);
     this.about.textContent = [across, up].map(definition).join(" ");
-    this.points = pointsOf(this.survey, this.names);
     const row = chosenRow(this.survey, state.surveyHead, up);
-    /**
-     * @param {string} name
-     * @param {number[]} values
-     * @returns {ChartAxis}
-     */
-    const axis = (name, values) => ({
-      low: Math.min(0, ...values),
-      high: axisEnd(name, values),
-      title: scoreTitle(name),
-      say: (x) => score(name, x),
-    });
-    this.scatter.draw({
-      points: this.points,
-      x: axis(
-        across,
-        this.points.map(({ x }) => x),
-      ),
-      y: axis(
-        up,
-        this.points.map(({ y }) => y),
-      ),
-      chosen: row ? headName(row) : "",
-      label: `Every head by its ${scoreTitle(across)} and ${scoreTitle(up)}`,
-    });
+    const chosen = row ? headName(row) : "";
+    this.which.fill(this.survey.heads.map(headName), chosen, (name) => name.replace("/", "."));
+    this.scatter.draw(scatterChart(this.survey, this.names, chosen));
     if (row) this.panel.show(row);
   }
 }

@@ -40,13 +40,3 @@ interface SurveyExample {
   /** Places of keys, with the query's weights. */
   keys: [number, number][];
 }
-
-/** A head in the scatter. */
-interface ScatterPoint {
-  id: string;
-  x: number;
-  y: number;
-  labelled: boolean;
-  /** What it is called where it is pointed at. */
-  name: string;
-}

@@ -1,10 +1,10 @@
 // @ts-check
 // The choices above the text: whose weights, in which direction, on which scale.
 
-import { foldedSettings, headPicker, select, weightChoices } from "../parts/controls.js";
-import { element } from "../parts/dom.js";
+import { foldedSettings, headPicker, select } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
 import { quantityControls } from "../parts/quantity_controls.js";
-import { secondHeadOptions } from "./scope.js";
+import { layersInScope, secondHeadOptions } from "./scope.js";
 
 /**
  * @param {App} app
@@ -15,10 +15,16 @@ export function makeTextControls(app, changed) {
   const second = select("Second head", (value) => app.set({ secondHead: value }));
   second.title = "A second head over the same text, in another colour.";
   const quantities = quantityControls(app, "text", changed);
-  const { direction, scope, sink, scale } = weightChoices(app, "text", {
-    direction: "Direction",
-    sink: "Sink",
-  });
+  const ways = { at: "what it attends to", by: "what attends to it" };
+  const direction = choice("Direction", "text-direction", ways, (value) =>
+    app.set({ direction: value, row: -1, col: -1 }),
+  );
+  const scopes = { head: "one head", layer: "the layer", all: "all layers" };
+  const scope = choice("Heads", "text-scope", scopes, (value) => app.set({ scope: value }));
+  const sinks = { in: "shown", apart: "left out" };
+  const sink = choice("Sink", "text-sink", sinks, (value) => app.set({ sink: value }));
+  const scales = { linear: "linear", log: "log" };
+  const scale = choice("Scale", "text-scale", scales, (value) => app.set({ scale: value }));
   const settings = foldedSettings(second, ...quantities.parts, direction, scope, sink, scale);
   return {
     bar: element("div", { class: "bar-of-choices" }, picker, ...settings),
@@ -46,6 +52,12 @@ export function makeTextControls(app, changed) {
       scale.value = state.scale;
       sink.hidden = !looking;
       direction.hidden = quantity.shade === "logit";
+      // Layers whose tokens are other patches have no common mean.
+      const alike = layersInScope(layers, layer, "all").every(
+        (one) => one.keys_of === layer.keys_of && one.queries_of === layer.queries_of,
+      );
+      scope.offer("all", alike);
+      if (!alike && state.scope === "all") app.set({ scope: "layer" });
     },
   };
 }

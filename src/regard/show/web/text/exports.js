@@ -1,6 +1,7 @@
 // @ts-check
 // What the Text view saves: the shaded text as a figure, and the weights of the chosen token.
 
+import { marksOf } from "../map/legend.js";
 import { makeScale } from "../parts/colours.js";
 import { quantityTitle, spell } from "../data/quantity.js";
 import { visible } from "../data/tokens.js";
@@ -12,7 +13,18 @@ import { scopeName } from "./scope.js";
  * The figure of what is shown.
  * @param {import("./text.js").TextView} view
  */
-export async function textFigure({ app, state, layer, quantity, shaded, said, sheet, other }) {
+export async function textFigure({
+  app,
+  state,
+  layer,
+  quantity,
+  shaded,
+  said,
+  sheet,
+  other,
+  page,
+  outliers,
+}) {
   const { text, head } = state;
   const words =
     state.scope === "head"
@@ -20,8 +32,13 @@ export async function textFigure({ app, state, layer, quantity, shaded, said, sh
       : textWords(app, scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean"), text);
   words.notes = shaded ? [said.textContent ?? ""] : ["No token is selected, so no token is shaded."];
   if (other) words.notes.push(`Vermilion: layer ${other.layer.key}, head ${other.head}.`);
+  if (shaded && page.patches.size)
+    words.notes.push(
+      `In the picture colours go from clear over amber to red, for ${spell(quantity, shaded.top)}.`,
+    );
+  if (outliers.size) words.notes.push("A ring marks a patch that receives far more than others.");
   return viewFigure([sheet], words, {
-    bar: shaded && barOf(shaded, state, quantity),
+    bar: shaded && page.patches.size < layer.cols / 2 ? barOf(shaded, state, quantity) : null,
     hatch: "",
     dashed: "",
   });
@@ -35,20 +52,7 @@ export async function textFigure({ app, state, layer, quantity, shaded, said, sh
  */
 function barOf({ top, signed }, { scale }, quantity) {
   const colours = makeScale({ scale, top, bottom: Math.min(1e-4, top / 10), signed });
-  const middle = signed ? "0" : spell(quantity, colours.weight(0.5));
-  const least = signed
-    ? spell(quantity, -top)
-    : scale === "log"
-      ? `≤ ${spell(quantity, colours.bottom)}`
-      : "0";
-  return {
-    scale: colours,
-    marks: [
-      [0, least],
-      [0.5, middle],
-      [1, spell(quantity, top)],
-    ],
-  };
+  return { scale: colours, marks: marksOf(colours, false, quantity) };
 }
 
 /**

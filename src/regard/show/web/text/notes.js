@@ -1,12 +1,13 @@
 // @ts-check
 // The notes beside the text: the chosen token, the list of the strongest, and what the list leaves out.
 
+import { percent } from "../data/format.js";
 import { rampBar } from "../parts/controls.js";
 import { element } from "../parts/dom.js";
 import { rankingTitle, spell } from "../data/quantity.js";
 import { short, visible } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
-import { heatBar } from "../image/heat.js";
+import { heatBar } from "./heat.js";
 import { rankingNotes } from "./ranking.js";
 
 /** @type {Record<Quantity["units"], string>} */
@@ -25,7 +26,11 @@ const UNIT_TITLE = { tokens: "Token", words: "Word", sentences: "Sentence" };
  * @property {string} cut says that the head is cut in this run, or ""
  * @property {{ scope: string, shaded: Shaded, ranking: Ranking } | null} second of a second head
  * @property {boolean} pictured whether some tokens are patches of a picture
+ * @property {KindShare[]} shares of patches and of what stands beside them
+ * @property {Map<number, number>} outliers patches that receive far more than others, with their mean weights
  */
+
+const NAMED = 8; // outliers
 
 /** How another token is chosen, for those who point and for those who touch. */
 const HINT = {
@@ -54,10 +59,14 @@ export class TextNotes {
     this.heat = heatBar(); // of tokens that are patches of a picture
     this.heat.append("in the picture");
     this.note = element("p", { class: "small quiet text-note" });
+    this.shares = element("table", { class: "shares" });
+    this.marked = element("p", { class: "small quiet" });
+    const patches = element("div", { class: "notes-block" }, this.shares, this.marked);
     this.box = element(
       "aside",
       { class: "text-notes", "aria-label": "Selected token" },
       this.chosen,
+      patches,
       this.ranking,
       this.second,
       this.ramp,
@@ -68,14 +77,18 @@ export class TextNotes {
 
   /** While no token is chosen. */
   clear() {
-    for (const part of [this.ranking, this.ramp, this.heat, this.second]) part.hidden = true;
+    const parts = [this.ranking, this.ramp, this.heat, this.second, this.shares, this.marked];
+    for (const part of parts) part.hidden = true;
     this.list.replaceChildren();
     this.note.textContent = "";
     this.chosen.replaceChildren(element("p", { class: "quiet", text: "No token is selected." }));
   }
 
   /** @param {TokenFindings} findings */
-  show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second, pictured }) {
+  show(findings) {
+    const { tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second, pictured } =
+      findings;
+    this.showPatches(findings);
     this.ranking.hidden = this.ramp.hidden = false;
     this.chosen.replaceChildren(
       element("h3", { text: `${UNIT_TITLE[quantity.units]} ${shaded.token}${pinned ? ", pinned" : ""}` }),
@@ -95,6 +108,29 @@ export class TextNotes {
     this.heat.show("0", end);
     const notes = rankingNotes(tokens, shaded, ranking, looking, quantity);
     this.note.textContent = [...notes, doubt].join(" ").trimEnd();
+  }
+
+  /** @param {TokenFindings} findings */
+  showPatches({ tokens, shares, outliers, looking }) {
+    this.shares.hidden = !looking || shares.length < 2;
+    this.marked.hidden = !looking || !outliers.size;
+    const head = ["Attention to", "here", "if uniform"].map((text) => element("th", { scope: "col", text }));
+    const rows = shares.map(({ name, share, uniform }) =>
+      element(
+        "tr",
+        {},
+        element("th", { scope: "row", text: name }),
+        element("td", { text: percent(share) }),
+        element("td", { class: "quiet", text: percent(uniform) }),
+      ),
+    );
+    this.shares.replaceChildren(element("tr", {}, ...head), ...rows);
+    const named = [...outliers]
+      .slice(0, NAMED)
+      .map(([token, share]) => `${short(tokens[token] ?? "", 24)} (${percent(share)})`);
+    this.marked.textContent =
+      `Ringed: ${outliers.size === 1 ? "an outlier patch" : `${outliers.size} outlier patches`}, which receive far ` +
+      `more than others, on average over all queries: ${named.join("; ")}.`;
   }
 
   /**

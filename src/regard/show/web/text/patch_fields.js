@@ -1,8 +1,11 @@
 // @ts-check
-// Tokens of a text that stand for patches of a picture, as fields of that picture in their place in the text.
+// Tokens that stand for patches of a picture, as fields over that picture in their place among the tokens.
 
-import { element } from "../parts/dom.js";
+import { contextOf, element } from "../parts/dom.js";
 import { patchOf } from "../data/patch_layout.js";
+import { setDrawing } from "../picture/canvas_drawings.js";
+
+const SMALL = 128; // pixels to a side: smaller pictures show their own
 
 /**
  * Moves the spans of patches into their pictures; gives the numbers of these tokens.
@@ -15,26 +18,58 @@ import { patchOf } from "../data/patch_layout.js";
 export function arrangePatches(spans, names, layout, images) {
   /** @type {Set<number>} */
   const moved = new Set();
-  layout.spans.forEach(({ picture, first, tokens, rows, cols }) => {
-    const image = images[picture];
-    const shown = element("span", { class: "patch-picture", role: "presentation" });
-    shown.style.setProperty("--rows", String(rows));
-    shown.style.setProperty("--cols", String(cols));
-    shown.style.setProperty("--shape", String(image ? image.width / image.height : cols / rows));
-    shown.classList.toggle("small", Boolean(image) && Math.max(image?.width ?? 0, image?.height ?? 0) < 128);
-    if (image) shown.style.backgroundImage = `url("${image.src}")`;
-    spans[first]?.before(shown);
-    for (let token = first; token < first + tokens; token++) {
-      const [span, patch] = [spans[token], patchOf(layout, token)];
-      if (!span || !patch) continue;
-      span.textContent = "";
-      span.classList.add("patch");
-      span.title = names[token] ?? "";
-      span.setAttribute("aria-label", span.title);
-      span.style.gridArea = `${patch.row + 1} / ${patch.col + 1}`;
-      shown.append(span);
+  for (const span of layout.spans) {
+    const shown = pictureBox(span, images[span.picture] ?? null);
+    spans[span.first]?.before(shown);
+    for (let token = span.first; token < span.first + span.tokens; token++) {
+      const [field, patch] = [spans[token], patchOf(layout, token)];
+      if (!field || !patch) continue;
+      field.textContent = "";
+      field.classList.add("patch");
+      field.title = names[token] ?? "";
+      field.setAttribute("aria-label", field.title);
+      field.style.gridArea = `${patch.row + 1} / ${patch.col + 1}`;
+      shown.append(field);
       moved.add(token);
     }
-  });
+  }
   return moved;
+}
+
+/**
+ * A grid of a picture's patches over the picture, which is grey, so that colours mean attention.
+ * @param {PatchSpan} span
+ * @param {PictureMeta | null} picture null if it was not kept
+ */
+export function pictureBox({ rows, cols }, picture) {
+  const box = element("span", { class: "patch-picture", role: "presentation" });
+  box.style.setProperty("--rows", String(rows));
+  box.style.setProperty("--cols", String(cols));
+  box.style.setProperty("--shape", String(picture ? picture.width / picture.height : cols / rows));
+  if (picture) box.append(greyGround(picture));
+  return box;
+}
+
+/** @param {PictureMeta} picture */
+function greyGround({ src, width, height }) {
+  const small = Math.max(width, height) < SMALL;
+  const canvas = element("canvas", { width, height, class: small ? "ground small" : "ground" });
+  // A figure has the picture as one image, and not each pixel as a cell.
+  setDrawing(canvas, (context, size) =>
+    context.drawImage(canvas, 0, 0, width, height, 0, 0, size.width, size.height),
+  );
+  const image = new Image();
+  image.addEventListener("load", () => {
+    const context = contextOf(canvas);
+    context.drawImage(image, 0, 0, width, height);
+    const pixels = context.getImageData(0, 0, width, height);
+    const { data } = pixels;
+    for (let i = 0; i < data.length; i += 4) {
+      const light = 0.2126 * data[i] + 0.7152 * data[i + 1] + 0.0722 * data[i + 2]; // as light as it was
+      data[i] = data[i + 1] = data[i + 2] = light;
+    }
+    context.putImageData(pixels, 0, 0);
+  });
+  image.src = src;
+  return canvas;
 }

@@ -20,7 +20,7 @@ export function strongest({ weights, from, without }, most) {
   let seen = 0;
   weights.forEach((w, index) => {
     const token = index + from;
-    if (!w || token === without) return;
+    if (!w || without.has(token)) return;
     total += w;
     seen++;
     const size = Math.abs(w);
@@ -90,14 +90,15 @@ export function rankingNotes(tokens, { token, weights, from, without }, ranking,
     const sum = spell(quantity, isWeight ? Math.max(0, rest) : rest);
     notes.push(`The other ${some(seen - best.length, unit)}: ${sum} in total.`);
   }
-  if (without >= 0) {
-    notes.push(
-      `Left out of the shading: the key that receives the most, ${quotedToken(tokens, without)}, ${unit} ${without}, ` +
-        `with ${spell(quantity, weights[without - from] ?? 0)}.`,
-    );
+  const left = [...without].map(
+    (one) => `${quotedToken(tokens, one)}, ${unit} ${one}, with ${spell(quantity, weights[one - from] ?? 0)}`,
+  );
+  if (left.length) {
+    const kind = left.length > 1 ? "the outlier patches" : "the key that receives the most";
+    notes.push(`Left out of the shading: ${kind}, ${left.join("; ")}.`);
   }
   if (!isWeight) notes.push(`Sum over the shaded ${quantity.units}: ${spell(quantity, total)}.`);
-  else if (looking && without >= 0)
+  else if (looking && left.length)
     notes.push(`The shaded ${quantity.units} receive ${percent(Math.min(1, total))} of its attention.`);
   else if (looking) {
     const later = weights.subarray(token + 1 - from);

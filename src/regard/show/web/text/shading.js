@@ -12,12 +12,12 @@ const FIRST = 2; // of the shades
  * The greatest number that is shaded, whatever its sign, at which the colours end.
  * @param {Float32Array} weights
  * @param {number} from the token that the first weight belongs to
- * @param {number} without the token that is left out, or -1
+ * @param {(token: number) => boolean} counts whether the colours are to suit a token
  */
-export function shadingTop(weights, from, without) {
+export function shadingTop(weights, from, counts) {
   let top = 0;
   weights.forEach((w, i) => {
-    if (Math.abs(w) > top && i + from !== without) top = Math.abs(w);
+    if (Math.abs(w) > top && counts(i + from)) top = Math.abs(w);
   });
   return top || 1;
 }
@@ -35,7 +35,7 @@ export function levels(shaded, size, scale) {
   const shade = makeScale({ scale, top, bottom: Math.min(1e-4, top / 10), signed });
   for (let token = 0; token < size; token++) {
     const w = weights[token - from] ?? 0;
-    if (token === without) all[token] = PLAIN;
+    if (without.has(token)) all[token] = PLAIN;
     else if (w > 0 || (signed && w < 0)) all[token] = FIRST + Math.round(shade.at(w) * LEVELS);
     else all[token] = token === own ? PLAIN : UNSEEN;
   }

@@ -7,7 +7,7 @@ import { AttributionPanel } from "../parts/attribution_panel.js";
 import { latest } from "../parts/controls.js";
 import { element, onKeys } from "../parts/dom.js";
 import { doubts } from "../data/layers.js";
-import { layoutOf, NO_PATCHES } from "../data/patch_layout.js";
+import { isTower, layoutOf, NO_PATCHES, patchOf } from "../data/patch_layout.js";
 import { areWeights, isSigned, quantityOf } from "../data/quantity.js";
 import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
 import { exportMenu } from "../picture/menu.js";
@@ -16,8 +16,10 @@ import { makeTextControls } from "./controls.js";
 import { strongestEdges, rankingLine, strongest } from "./ranking.js";
 import { textFigure, weightRows } from "./exports.js";
 import { beside } from "./layout.js";
+import { HeadPictures } from "./head_pictures.js";
 import { TextNotes } from "./notes.js";
 import { axisOffsets, indexOnAxis, writtenText } from "./offsets.js";
+import { outlierTokens, sharesByKind } from "./patches.js";
 import { TextPredictions } from "./predictions.js";
 import { layersInScope, scopeName, sinkInScope, weightsInScope, secondHead } from "./scope.js";
 import { shadingTop } from "./shading.js";
@@ -46,6 +48,10 @@ export class TextView extends PageView {
     this.shaded = null;
     /** @type {Shaded | null} */
     this.second = null; // of a second head
+    /** @type {Map<number, number>} */
+    this.outliers = new Map(); // patches that receive far more than others, with their mean weights
+    this.heads = new HeadPictures(app);
+    this.about = element("p", { class: "small quiet picture-about" }); // how a picture's colours were found
     this.sheet = element("div", { class: "text-sheet" }, this.page.body);
     this.arcs = new ArcLayer(this.sheet);
     this.look = latest((fresh) => this.findWeights(fresh));
@@ -55,7 +61,7 @@ export class TextView extends PageView {
       table: () => weightRows(this),
     });
     this.controls.bar.append(save);
-    const scroll = element("div", { class: "text-scroll" }, this.sheet);
+    const scroll = element("div", { class: "text-scroll" }, this.sheet, this.heads.box, this.about);
     const main = element("div", { class: "text-main" }, this.said, scroll, this.predictions.box);
     root.append(this.controls.bar, element("div", { class: "text-view" }, main, this.notes.box));
     this.listen();
@@ -81,10 +87,18 @@ export class TextView extends PageView {
     return isSigned(this.quantity) ? null : secondHead(this.state, this.layers, this.captured);
   }
 
-  /** The token that a reader sees first. */
+  /** Which of the keys are patches of pictures. */
+  get layout() {
+    const { app, state, layer } = this;
+    return layer.units ? NO_PATCHES : layoutOf(app.meta, state.text, layer, "keys");
+  }
+
+  /** The token that a reader sees first: of a vision tower CLS. */
   get telling() {
     const { telling } = this.app.meta.texts[this.state.text];
     const { layer, written } = this;
+    const [special] = this.layout.special;
+    if (special && isTower(layer) && indexOnAxis(this.offsets, special[0]) >= 0) return special[0];
     const row = unitAt(layer, "queries", telling ?? -1);
     return written.queries + Math.max(0, Math.min(row, layer.rows - 1));
   }
@@ -126,8 +140,9 @@ export class TextView extends PageView {
         this.said.textContent = "This layer did not process that token in the captured forward pass.";
       return;
     }
+    const outliers = looking ? await this.findOutliers() : new Map();
     // Looked at by: the sink's own column is what is asked for, so nothing is left out.
-    const without = looking ? await this.sinkToken() : -1;
+    const without = looking ? await this.leftOut(outliers) : new Set();
     const ask = looking ? this.app.source.row : this.app.source.column;
     const asked = quantity.shade === "logit" ? quantity.position : index; // contributions are of one query
     const other = this.other;
@@ -137,24 +152,45 @@ export class TextView extends PageView {
     ]);
     if (!fresh()) return;
     const [from, signed] = [offsets.theirs, isSigned(quantity)];
-    const tops = [weights, ...(others ? [others] : [])].map((of) => shadingTop(of, from, without));
+    const { layout } = this;
+    // Of a vision tower the colours suit the patches, whatever CLS and registers receive.
+    const counts = (/** @type {number} */ one) =>
+      !without.has(one) && (!isTower(layer) || patchOf(layout, one) !== null);
+    const tops = [weights, ...(others ? [others] : [])].map((of) => shadingTop(of, from, counts));
+    if (isTower(layer)) tops.push(3 / Math.max(3, weights.length)); // uniform attention stays pale
     const shades = { token, from, without, top: Math.max(...tops), signed }; // two heads share one scale
     this.shaded = { ...shades, weights };
     this.second = others && { ...shades, weights: others };
+    this.outliers = outliers;
     this.draw();
+    this.heads.show(state, layer, isTower(layer) ? layout : NO_PATCHES, looking, asked, from);
   }
 
-  /** The token that is to be left out of the shading, or -1. */
-  async sinkToken() {
-    if (this.state.sink !== "apart") return -1;
+  /** The patches of a vision tower that receive far more than others. */
+  async findOutliers() {
+    const { state, layer, app, written } = this;
+    if (!isTower(layer)) return new Map();
+    const rows = await app.headRows.layer(state.text, layer.key);
+    return outlierTokens(rows, written.keys, state.scope === "head" ? state.head : undefined);
+  }
+
+  /**
+   * The tokens that are to be left out of the shading: the outliers, or the sink.
+   * @param {Map<number, number>} outliers
+   * @returns {Promise<Set<number>>}
+   */
+  async leftOut(outliers) {
+    if (this.state.sink !== "apart") return new Set();
+    if (outliers.size) return new Set(outliers.keys());
     const shown = layersInScope(this.layers, this.layer, this.state.scope);
     const { keys } = this.written;
     const key = await sinkInScope(this.app.source, this.state, shown);
-    return key === null ? -1 : unitAt(this.layer, "keys", key) + keys;
+    return new Set(key === null ? [] : [unitAt(this.layer, "keys", key) + keys]);
   }
 
   draw() {
     this.page.paint(this.shaded, this.state.scale, this.second);
+    for (const token of this.outliers.keys()) this.page.mark(token, "outlier");
     this.arcs.draw([...this.arcsOf(this.shaded, "first"), ...this.arcsOf(this.second, "second")]);
     this.tell();
   }
@@ -192,7 +228,9 @@ export class TextView extends PageView {
     const scope = scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean");
     const second = this.second && this.other && this.secondFindings(this.second, this.other);
     const cut = this.cutWords();
-    const said = { scope, quantity, doubt, cut, second, pictured: this.page.patches.size > 0 };
+    const pictured = this.page.patches.size > 0;
+    const shares = pictured ? sharesByKind(shaded.weights, shaded.from, this.layout) : [];
+    const said = { scope, quantity, doubt, cut, second, pictured, shares, outliers: this.outliers };
     this.notes.show({ tokens, shaded, ranking, looking, pinned, ...said });
   }
 
@@ -298,8 +336,11 @@ export class TextView extends PageView {
           ? null
           : unitAt(layer, "keys", boundary - (layer.keys_from ?? 0)) + this.written.keys,
       );
-      const layout = layer.units ? NO_PATCHES : layoutOf(this.app.meta, state.text, layer, "keys");
-      this.page.showPictures(tokens, layout, this.app.meta.texts[state.text].pictures);
+      const { pictures } = this.app.meta.texts[state.text];
+      this.page.showPictures(tokens, this.layout, pictures);
+      this.page.body.classList.toggle("tower", isTower(layer));
+      this.about.textContent = this.page.patches.size ? (pictures?.about ?? "") : "";
+      this.outliers = new Map();
       this.under = -1;
       this.at = this.telling;
       this.shaded = this.second = null;

@@ -6,7 +6,7 @@ import { element, reveal } from "../parts/dom.js";
 import { count } from "../data/format.js";
 import { splitTokens } from "../data/split_characters.js";
 import { directionOf, isStart, START_MARK, visible } from "../data/tokens.js";
-import { heatColour } from "../image/heat.js";
+import { heatColour } from "./heat.js";
 import { inRunningText, LONGEST } from "./layout.js";
 import { arrangePatches } from "./patch_fields.js";
 import { levels, shadeOf } from "./shading.js";
@@ -144,11 +144,11 @@ export class TokenText {
       colourCell(style, t, signed);
       if (this.patches.has(i) && !signed && t !== null) style.backgroundColor = heatColour(t);
     });
-    for (const span of this.marked.splice(0)) span.classList.remove("at", "left-out");
+    for (const span of this.marked.splice(0)) span.classList.remove("at", "left-out", "outlier");
     this.paintSecond(second, scale);
     if (!shaded) return;
     this.mark(shaded.token, "at");
-    this.mark(shaded.without, "left-out");
+    for (const token of shaded.without) this.mark(token, "left-out");
   }
 
   /**

@@ -1,47 +1,6 @@
 // @ts-check
 // Byte-pair encoding of one word: the pair of neighbours that was learned first is merged first.
 
-/** A heap of numbers, the smallest on top. */
-class Heap {
-  constructor() {
-    /** @type {number[]} */
-    this.items = [];
-  }
-
-  /** @param {number} item */
-  push(item) {
-    const { items } = this;
-    let at = items.length;
-    items.push(item);
-    while (at > 0) {
-      const above = (at - 1) >> 1;
-      if (items[above] <= item) break;
-      items[at] = items[above];
-      at = above;
-    }
-    items[at] = item;
-  }
-
-  /** @returns {number | undefined} */
-  pop() {
-    const { items } = this;
-    const top = items[0];
-    const item = items.pop();
-    if (item === undefined || !items.length) return top;
-    let at = 0;
-    for (;;) {
-      let below = 2 * at + 1;
-      if (below >= items.length) break;
-      if (below + 1 < items.length && items[below + 1] < items[below]) below++;
-      if (items[below] >= item) break;
-      items[at] = items[below];
-      at = below;
-    }
-    items[at] = item;
-    return top;
-  }
-}
-
 /** The merges of a tokenizer. */
 export class Merges {
   /**
@@ -57,35 +16,24 @@ export class Merges {
   }
 
   /**
-   * The ids of a word, from those of its smallest symbols.
+   * The ids of a word, from those of its smallest symbols: all pairs of the lowest rank are merged at a time, from left
+   * to right. What they make has a higher rank, since it was learned later.
    * @param {number[]} symbols
    */
   merge(symbols) {
-    const size = symbols.length;
-    const ids = [...symbols];
-    const next = Int32Array.from({ length: size }, (_, n) => (n + 1 < size ? n + 1 : -1));
-    const previous = Int32Array.from({ length: size }, (_, n) => n - 1);
-    const waiting = new Heap(); // of ranks and places: rank · size + place
-    const offer = (/** @type {number} */ place) => {
-      if (place < 0 || next[place] < 0) return;
-      const rank = this.ranks.get(ids[place] * this.vocabulary + ids[next[place]]);
-      if (rank !== undefined) waiting.push(rank * size + place);
-    };
-    for (let place = 0; place < size; place++) offer(place);
-    for (let top = waiting.pop(); top !== undefined; top = waiting.pop()) {
-      const [rank, place] = [Math.floor(top / size), top % size];
-      const right = next[place];
-      // Other merges may have changed the pair since.
-      if (ids[place] < 0 || right < 0) continue;
-      const now = this.ranks.get(ids[place] * this.vocabulary + ids[right]);
-      if (now === undefined || this.list[3 * now + 2] !== this.list[3 * rank + 2]) continue;
-      ids[place] = this.list[3 * now + 2];
-      ids[right] = -1;
-      next[place] = next[right];
-      if (next[place] >= 0) previous[next[place]] = place;
-      offer(previous[place]);
-      offer(place);
+    let ids = symbols;
+    for (;;) {
+      const ranks = ids.map((id, n) => this.ranks.get(id * this.vocabulary + ids[n + 1]) ?? Infinity);
+      const lowest = ranks.reduce((least, rank) => Math.min(least, rank), Infinity);
+      if (lowest === Infinity) return ids;
+      /** @type {number[]} */
+      const merged = [];
+      for (let n = 0; n < ids.length; n++) {
+        const isPair = ranks[n] === lowest;
+        merged.push(isPair ? this.list[3 * lowest + 2] : ids[n]);
+        if (isPair) n++; // the second of the pair
+      }
+      ids = merged;
     }
-    return ids.filter((id) => id >= 0);
   }
 }

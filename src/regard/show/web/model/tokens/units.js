@@ -1,9 +1,27 @@
 // @ts-check
-// The words and sentences of a text as spans of its tokens, as `spans/text_spans.py` cuts them.
+// The words and sentences of a text as spans of its tokens. The browser's own rules cut the text, which differ from
+// Python's (`spans/text_spans.py`) in rare cases, such as after "Dr.".
 
 import { isSpecial } from "../../data/tokens.js";
 import { locate } from "../../data/split_characters.js";
-import { isSpace, sentences, words } from "./segments.js";
+
+/** A line end within a paragraph, which would end a sentence. */
+const WRAPPED = /(?<!\n)\n(?!\s*\n)/g;
+
+/** @param {string} text */
+const isSpace = (text) => !/\S/.test(text);
+
+/**
+ * Where the segments of a text begin and end, in code points.
+ * @param {string} text
+ * @param {"word" | "sentence"} granularity
+ */
+function edgesOf(text, granularity) {
+  const edges = [0];
+  for (const { segment } of new Intl.Segmenter("en", { granularity }).segment(text))
+    edges.push(edges[edges.length - 1] + [...segment].length);
+  return edges;
+}
 
 /**
  * Where the words and the sentences of a list of tokens begin, and the number of tokens.
@@ -16,7 +34,11 @@ export function textUnits(tokens) {
     const starts = spanStarts(tokens, places, text, edges);
     return [...new Set([0, ...starts, tokens.length])].sort((a, b) => a - b);
   };
-  return { words: cut(words(text)), sentences: cut(sentences(text)) };
+  const whole = text.join("");
+  return {
+    words: cut(edgesOf(whole, "word")),
+    sentences: cut(edgesOf(whole.replace(WRAPPED, " "), "sentence")),
+  };
 }
 
 /**

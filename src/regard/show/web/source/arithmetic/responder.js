@@ -10,7 +10,7 @@ const SLICE = 8; // milliseconds of computing before other messages are read
 export class Responder {
   /**
    * @param {Port} port
-   * @param {new (data: OpenedData, blockText: (name: string) => Promise<string>) => object} Weights what computes
+   * @param {new (data: SavedData, blockText: (name: string) => Promise<string>) => object} Weights what computes
    *   the answers: a method for each question
    */
   constructor(port, Weights) {
@@ -43,7 +43,7 @@ export class Responder {
     if (task) task.stopped = true;
   }
 
-  /** @param {OpenedData} data */
+  /** @param {SavedData} data */
   open(data) {
     applySettings(data.meta);
     this.weights = new this.Weights(data, (name) => this.blockText(name));

@@ -1,15 +1,17 @@
 // @ts-check
-// The arithmetic of a saved page: tiles, rows, columns and steps, from the packed blocks of its layers.
-// It knows neither the page nor on which thread it runs; `responder.js` brings it questions.
+// What a saved page shows, from the packed blocks of its file: tiles, rows, columns and steps are computed, the rest is
+// read. It knows neither the page nor on which thread it runs; `responder.js` brings it questions.
 
 import { LRU, once } from "../../data/lru.js";
 import { inUnits } from "../../data/units.js";
 import { LinearHead } from "./linear_weights.js";
-import { unpackArrays } from "./packed.js";
+import { unpackArrays, unpackJson } from "./packed.js";
 import { rowSteps } from "./row_steps.js";
 import { columnOf, rowOf, Head } from "./weights.js";
 
 const HEADS = 8; // whose arrays are ready
+const UNMEASURED =
+  "What a smaller cache keeps was not measured on this text, since the page cannot do it: regard inspect --text does.";
 
 /**
  * Numbers times the step of their channel, or as they are where there are no steps.
@@ -55,32 +57,105 @@ export function storedAttribution(stored, position, token) {
   return found;
 }
 
+/**
+ * What the model expects after a position.
+ * @param {PredictionArrays} arrays
+ * @param {string[]} words the texts of the likely tokens
+ * @param {string[] | null} tokens of the text
+ * @param {number} position
+ * @returns {Prediction}
+ */
+export function savedPrediction({ ids, places, probabilities, losses, ranks }, words, tokens, position) {
+  const count = places.length / (losses.length + 1); // for each position
+  const likeliest = Array.from({ length: count }, (_, n) => {
+    const at = position * count + n;
+    return { id: ids[places[at]], token: words[places[at]], probability: probabilities[at] };
+  });
+  const loss = losses[position];
+  const known = position < losses.length && Number.isFinite(loss);
+  const token = tokens?.[position + 1] ?? null;
+  const next = known ? { token, probability: Math.exp(-loss), rank: ranks[position], loss } : null;
+  return { position, likeliest, next };
+}
+
 export class SavedWeights {
   /**
-   * @param {OpenedData} data
+   * @param {SavedData} data
    * @param {(name: string) => Promise<string>} blockText the text of a block, asked for once
    */
-  constructor({ meta, blocks, attributions }, blockText) {
-    this.meta = meta;
-    this.blocks = blocks;
-    this.attributions = attributions;
+  constructor(data, blockText) {
+    this.data = data;
+    this.meta = data.meta;
+    this.blocks = data.blocks;
     this.blockText = blockText;
     /** @type {Map<string, Promise<Arrays>>} */
     this.arrays = new Map(); // by the block's name
     /** @type {LRU<Promise<Head | LinearHead>>} */
     this.heads = new LRU(HEADS);
+    /** @type {Promise<Record<string, SurveyHead>> | undefined} */
+    this.survey = undefined; // by layer/head
+  }
+
+  /**
+   * @param {LayerQuestion} question
+   * @param {Pause} _pause
+   * @returns {Promise<Thumbs>}
+   */
+  async thumbs({ text, layer }, _pause) {
+    const { layers } = this.meta.texts[text];
+    const about = namedLayer(this.meta, text, layer);
+    const { pictures } = await this.block(`thumbs-${text}`);
+    const before = layers.slice(0, layers.indexOf(about)).reduce((sum, { heads }) => sum + heads.length, 0);
+    const size = this.meta.thumb ** 2;
+    return {
+      // A copy: the buffers of an answer are moved to the page.
+      pictures: pictures.slice(before * size, (before + about.heads.length) * size),
+      sinks: this.data.sinks[text][layer],
+    };
+  }
+
+  /**
+   * @param {LayerQuestion} question
+   * @param {Pause} _pause
+   */
+  async layerHeads({ text, layer }, _pause) {
+    return this.data.heads[text].filter((row) => row.layer === layer);
+  }
+
+  /** @param {AttributionQuestion} question */
+  async attribution({ text, position, token }) {
+    return storedAttribution(this.data.attributions[text], position, token);
+  }
+
+  /** @param {{ text: number, position: number }} question */
+  async prediction({ text, position }) {
+    const arrays = await this.block(`predictions-${text}`);
+    return savedPrediction(arrays, this.data.words[text], this.meta.texts[text].tokens, position);
+  }
+
+  /** @param {LayerQuestion} question */
+  async retained({ text, layer }) {
+    const table = this.data.retained[text]?.[layer];
+    if (!table) throw new Error(UNMEASURED);
+    return table;
+  }
+
+  /** @param {HeadOfLayer} question */
+  async surveyHead({ layer, head }) {
+    this.survey ??= this.blockText("survey").then(unpackJson);
+    return (await this.survey)[`${layer}/${head}`];
   }
 
   /**
    * @param {TileQuestion} question
    * @param {Pause} pause
    */
-  async tile({ text, layer, head, z, i, j, without, quantity }, pause) {
+  async tile({ text, layer, head, z, i, j, quantity }, pause) {
     const [one, parts] = await Promise.all([
       this.head(text, layer, head),
       this.parts(text, layer, head, quantity),
     ]);
-    return one.tile(z, i, j, { without, ...parts }, pause);
+    return one.tile(z, i, j, parts, pause);
   }
 
   /**
@@ -161,7 +236,7 @@ export class SavedWeights {
    */
   factorsBlock(text, layer, { shade, position, token }) {
     if (shade === "values") return `norms-${text}-${layer}`;
-    const { id } = storedAttribution(this.attributions[text], position, token).token;
+    const { id } = storedAttribution(this.data.attributions[text], position, token).token;
     return `logit-${text}-${layer}-${position}-${id}`;
   }
 

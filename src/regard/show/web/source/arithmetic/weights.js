@@ -128,7 +128,7 @@ export class HeadMap {
    * @returns {Promise<Tile>}
    */
   async tile(z, i, j, parts = {}, pause = async () => {}) {
-    const { without = null, factors = null, queries = null, keys = null } = parts;
+    const { factors = null, queries = null, keys = null } = parts;
     const down = cellsOf(queries, this.T, z, i);
     const across = cellsOf(keys, this.S, z, j);
     const [rows, cols] = [down.tokens.length, across.tokens.length];
@@ -140,7 +140,6 @@ export class HeadMap {
       const at = down.cells[query - down.first] * cols;
       this.stretches(query, across.first, across.last, (from, to) => {
         this.weigh(query, from, to, line);
-        if (without !== null && from <= without && without < to) line[without] = 0;
         if (factors) for (let key = from; key < to; key++) line[key] *= factors[key];
         for (let key = from; key < to; key++) {
           const cell = at + across.cells[key - across.first];

@@ -1,1 +1,0 @@
-"""Linear attention and state-space layers: their functions, their modules, their kernels."""

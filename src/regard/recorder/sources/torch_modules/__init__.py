@@ -1,1 +1,0 @@
-"""PyTorch's own attention modules, and its fused encoder layer."""
