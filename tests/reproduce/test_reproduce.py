@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,6 @@ from regard.reproduce.record import (
 from regard.support.files import RunFileError
 from scripts import reproductions
 
-ROOT = Path(__file__).parents[2]
 LINES = {"a": [[0.0, 1.0], [1.0, 2.0]], "b": [[0.0, 2.0], [1.0, 1.0]]}
 CHARTS = [
     Chart("lines", "step", "loss", LINES, marks={"alarm": 0.5}, baseline=1.5, log_y=True),
@@ -108,7 +106,7 @@ def test_the_pages_are_up_to_date() -> None:
         assert not record.quick, name
 
 
-@pytest.mark.skipif(not os.environ.get("REGARD_ALL"), reason="some minutes: `make test-all` runs them")
+@pytest.mark.at_length("test_the_command_lists_the_results_and_runs_one")  # some minutes
 @pytest.mark.parametrize("name", runs.NAMES)
 def test_quick_runs_end_with_a_verdict(name: str) -> None:
     record = runs.reproduce(name, RunOptions(quick=True, report=lambda line: None))

@@ -53,15 +53,13 @@ def kept_shares(model: GPT, ids: Tensor, policy: Eviction, budget: int) -> Tenso
 def judge(rises: dict[str, Tensor], shares: dict[str, Tensor], sizes: dict[str, Any]) -> Findings:
     """Compare the policies with the window and with random keys, text by text."""
     texts = f"{sizes['texts']} texts"
-    checks = []
-    for name in ("h2o", "snapkv", "tova"):
-        spared = rises["window"] - rises[name]
-        checks.append(estimated(f"loss that {name} spares beside a window", spared, ">", 0.0, "none", texts))
-    for name in ("h2o", "snapkv", "tova"):
-        spared = rises["random"] - rises[name]
-        checks.append(
-            estimated(f"loss that {name} spares beside random keys", spared, ">", 0.0, "none", texts)
+    checks = [
+        estimated(
+            f"loss that {name} spares beside {what}", rises[other] - rises[name], ">", 0.0, "none", texts
         )
+        for other, what in (("window", "a window"), ("random", "random keys"))
+        for name in ("h2o", "snapkv", "tova")
+    ]
     charts = [
         bar_chart(title, y, {title: [x.mean() for x in found.values()]}, tuple(rises))
         for title, y, found in (
