@@ -259,7 +259,8 @@ def _largest(logs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     # The k largest are in the k groups with the largest maxima, which are quick to find. A group has every
     # `count`-th key: to compare neighbours takes longer. Keys beyond the groups are looked at one by one.
     inside = count * GROUP
-    groups = logs[..., :inside].unflatten(-1, (GROUP, count)).amax(-2).topk(k, dim=-1, sorted=False).indices
+    parts: Tensor = logs[..., :inside].unflatten(-1, (GROUP, count))  # type: ignore[no-untyped-call]
+    groups = parts.amax(-2).topk(k, dim=-1, sorted=False).indices
     steps = torch.arange(0, inside, count, device=logs.device)
     rest = torch.arange(inside, keys, device=logs.device).expand(*logs.shape[:-1], -1)
     places = torch.cat([(groups.unsqueeze(-1) + steps).flatten(-2), rest], -1)
