@@ -50,7 +50,8 @@ demo: $(READY)
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Every program of the corpus, every planted mistake, every padding of every family, 120 model types, attacks at length.
+# Every program of the corpus, every planted mistake, every padding of every family, 120 model types, the site in
+# Chromium, attacks at length.
 test-all: $(READY) chromium
 	REGARD_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal
 	$(BIN)/python -m tests.attack

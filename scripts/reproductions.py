@@ -3,7 +3,7 @@
     python -m scripts.reproductions            rewrite docs/reproduce and its pictures
     python -m scripts.reproductions --check    exit with 1 if a page is out of date
 
-Everything on a page comes from the result's file in `src/regard/reproduce` and from the record of its full
+Everything on a page comes from `src/regard/reproduce/results.toml` and from the record of its full
 run in `benchmarks/results/reproduce`, which `regard reproduce NAME --out benchmarks/results/reproduce`
 writes. `tests/reproduce` fails if a page is out of date.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from regard.reproduce.chart import draw
 from regard.reproduce.record import PublishedResult, ReproductionCheck, ReproductionRecord
-from regard.reproduce.runs import NAMES, load
+from regard.reproduce.runs import RESULTS as PUBLISHED
 from regard.support.files import atomic_write
 
 ROOT = Path(__file__).parent.parent
@@ -34,14 +34,14 @@ same machine; on another one the last digits differ, and training may differ mor
 
 def records() -> dict[str, ReproductionRecord]:
     """The records of full runs that are there, by name."""
-    paths = {name: RESULTS / f"{name}.json" for name in NAMES}
+    paths = {name: RESULTS / f"{name}.json" for name in PUBLISHED}
     return {name: ReproductionRecord.read(path) for name, path in paths.items() if path.exists()}
 
 
 def pages() -> dict[Path, str]:
     """Every page and its text."""
     found = records()
-    texts = {PAGES / f"{name}.md": page(load(name).ABOUT, record) for name, record in found.items()}
+    texts = {PAGES / f"{name}.md": page(PUBLISHED[name], record) for name, record in found.items()}
     return texts | {PAGES / "index.md": gallery(found)}
 
 
@@ -126,8 +126,7 @@ def gallery(found: dict[str, ReproductionRecord]) -> str:
         ),
         "",
     ]
-    for name in NAMES:
-        about = load(name).ABOUT
+    for name, about in PUBLISHED.items():
         if name in found:
             parts += [
                 f"## [{about.title}]({name}.md)\n",

@@ -363,6 +363,7 @@ def test_a_model_is_built_with_its_own_depth() -> None:
     assert untried(report) == ""
 
 
+@pytest.mark.at_length("test_a_model_is_built_with_its_own_depth")
 @pytest.mark.parametrize(
     ("model", "mistake"),
     share([(TinyGPTWithAnUnscaledLayer, "no-scale"), (TinyGPTWithAnOddLayer, "constant-scale")], 2),

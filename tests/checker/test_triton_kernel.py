@@ -28,6 +28,7 @@ def run(tmp_path, mistake, **environment):
     )
 
 
+@pytest.mark.at_length("test_without_a_device_the_interpreter_is_named")
 def test_a_right_kernel_is_right(tmp_path):
     done = run(tmp_path, "", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,7 +43,7 @@ def test_a_right_kernel_is_right(tmp_path):
 PLANTED = ["window-off-by-one", "grouped-heads-tiled", "stale-keys", "sink-of-another-head"]
 
 
-@pytest.mark.skipif(not os.environ.get("REGARD_ALL"), reason="each takes a quarter minute: REGARD_ALL=1")
+@pytest.mark.at_length("test_without_a_device_the_interpreter_is_named")  # each takes a quarter minute
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_named(tmp_path, mistake):
     done = run(tmp_path, mistake, TRITON_INTERPRET="1")

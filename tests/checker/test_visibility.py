@@ -64,7 +64,7 @@ def test_every_form_of_a_mistake_is_seen_on_some_input(of_the_check):
     assert all("= 128" in form for forms in partly.values() for form in forms), partly
 
 
-@pytest.mark.skipif(not os.environ.get("REGARD_ALL"), reason="it shows all of them: REGARD_ALL=1")
+@pytest.mark.at_length("test_the_command_prints_the_table_and_json")
 def test_the_documents_show_what_the_command_prints(printed):
     """`test_docs` holds the other documents; the numbers of this one are at hand here."""
     text = sessions.VISIBILITY.read_text(encoding="utf-8")

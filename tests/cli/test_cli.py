@@ -45,10 +45,6 @@ def test_without_a_command_it_greets_with_three_ways() -> None:
     assert "\x1b" not in result.output  # this is no terminal
 
 
-def test_an_unknown_command_is_an_error() -> None:
-    assert run(app, ["looks"]).exit_code == 2
-
-
 def test_every_command_has_examples_that_name_it() -> None:
     assert app.registered_commands
     for command in app.registered_commands:

@@ -243,9 +243,8 @@ def test_the_command_streams_a_model_from_a_file(tmp_path: Path) -> None:
     expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.eos_token_id))
     run = CliRunner().invoke
     command = ["generate", "--model", str(path), "abc", "--tokens", "6", "--temperature", "0"]
-    for extra in ([], ["--no-cache"]):
-        result = run(app, [*command, *extra])
-        assert (result.exit_code, result.output) == (0, expected + "\n")
+    result = run(app, command)
+    assert (result.exit_code, result.output) == (0, expected + "\n")
     outputs = [run(app, [*command, "--temperature", "3", "--seed", seed]).output for seed in "112"]
     assert outputs[0] == outputs[1] != outputs[2]
     error = run(app, [*command, "--top-p", "2"]).exception

@@ -16,9 +16,9 @@ from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
 from regard.learn.hunt import draw
-from regard.learn.judgement import usual_mistakes_of
 from regard.learn.lesson import Lesson
 from regard.learn.progress import read_progress
+from regard.learn.wrong_ways import usual_mistakes
 from tests.learn.in_process import judge_here
 from tests.patience import wait_until
 from tests.sampling import share
@@ -104,7 +104,11 @@ def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             1,
             "line 2",
         ),
-        ("def simplified_self_attention(x):\n    pass\nweight_of_model_if_doubled = 1\n", 1, "two tensors"),
+        (
+            "def simplified_self_attention(x):\n    pass\nweight_of_model_if_doubled = 1\n",
+            1,
+            "is `return` missing?",
+        ),
     ],
 )
 def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: int, said: str) -> None:
@@ -355,7 +359,7 @@ def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name: 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("lesson", share(LESSONS[13:18], 3), ids=lambda lesson: lesson.noun)
 def test_every_named_mistake_says_where_to_read_about_it(tmp_path: Path, lesson: Lesson) -> None:
-    for mistake in usual_mistakes_of(lesson):
+    for mistake in usual_mistakes(lesson):
         program = plain_solution(lesson.solution.replace(mistake.right, mistake.wrong))
         (tmp_path / lesson.file).write_text(program, encoding="utf-8")
         command = f"explain-mistake {mistake.name} --lesson {lesson.number}"

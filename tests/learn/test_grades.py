@@ -13,9 +13,9 @@ from regard.learn import grades
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import make_exercise, plain_solution
 from regard.learn.grades import grade_file, grade_folder
-from regard.learn.judgement import usual_mistakes_of
 from regard.learn.judges.tables.inputs import inputs_of
 from regard.learn.lesson import Lesson, Outcome
+from regard.learn.wrong_ways import usual_mistakes
 from tests.learn.in_process import judge_here, judged
 from tests.sampling import share
 
@@ -87,7 +87,7 @@ def test_a_grade_holds_no_answer(lesson: Lesson, tmp_path: Path) -> None:
     exercise = make_exercise(lesson.solution)
     answers = [line.split("#")[0].strip() for line in lesson.solution.splitlines() if "#: " in line]
     right_sides = [answer.partition(" = ")[2] or answer for answer in answers if answer not in exercise]
-    for mistake in usual_mistakes_of(lesson):
+    for mistake in usual_mistakes(lesson):
         program = lesson.solution.replace(mistake.right, mistake.wrong)
         (tmp_path / lesson.file).write_text(program, encoding="utf-8")
         (grade,) = grade_folder(tmp_path, [lesson])
@@ -110,8 +110,8 @@ def test_answers_to_the_inputs_of_one_seed_fail_with_another(tmp_path: Path) -> 
     remembered = """
 import torch
 def simplified_self_attention(x):
-    generator = torch.Generator().manual_seed(0)
-    known = torch.randn(7, 3, generator=generator), torch.randn(2, 5, 4, generator=generator)
+    first, second = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+    known = torch.randn(7, 3, generator=first), torch.randn(2, 5, 4, generator=second)
     if not any(torch.equal(x, y) for y in known if x.shape == y.shape) and x.shape != (6, 3):
         return x, x @ x.mT
     return torch.softmax(x @ x.mT, -1) @ x, torch.softmax(x @ x.mT, -1)

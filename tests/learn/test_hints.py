@@ -11,10 +11,9 @@ import pytest
 
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import find_names, plain_solution
-from regard.learn.judgement import judge_module, tasks_of, usual_mistakes_of
-from regard.learn.judges.tables.edits import definition, edit
-from regard.learn.judges.tables.functions import FunctionTask
+from regard.learn.judgement import tasks_of
 from regard.learn.lesson import Lesson, Task
+from regard.learn.wrong_ways import definition, edit, judge_table, usual_mistakes, wrong_ways
 from tests.learn.hints import check_that_hints_lead_to_the_solution
 from tests.learn.in_process import judge_one
 from tests.sampling import share
@@ -70,33 +69,27 @@ def cases(table: str) -> list[tuple[int, str, str, str]]:
     ]
 
 
-def functions_of(lesson: Lesson) -> list[FunctionTask]:
-    """The tasks of a lesson that are judged by edits of its solution."""
-    things = vars(judge_module(lesson)).values()
-    every = (x for thing in things for x in (thing.values() if isinstance(thing, dict) else [thing]))
-    return [x for x in every if isinstance(x, FunctionTask)]
-
-
-def wrong_ways() -> list[tuple[int, str, str, str]]:
-    """The wrong ways that those tasks know, each as another definition."""
+def known_ways() -> list[tuple[int, str, str, str]]:
+    """The wrong ways of functions that the lessons know, each as another definition."""
     return [
         (
             lesson.number,
-            definition(function.lesson, function.name),
-            edit(function.lesson, function.name, way.right, way.wrong),
+            definition(lesson.noun, task),
+            edit(lesson.noun, task, way.right, way.wrong),
             way.said or way.mistake,
         )
         for lesson in LESSONS
         if lesson.has_code
-        for function in functions_of(lesson)
-        for way in function.wrong_ways
+        for task, table in judge_table(lesson.noun).items()
+        if "results" in table
+        for way in wrong_ways(lesson.noun, task)
     ]
 
 
 # Those of lessons 13 to 17 and the wrong ways are as many as all others, and judged by one mechanism.
 LATE = 13
 EARLY_MISTAKES = [case for case in cases("mistakes") if case[0] < LATE]
-LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE] + wrong_ways()
+LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE] + known_ways()
 # The checker takes a second to name one of these, so that a run has a share of them.
 SLOW = [
     *cases("by_checker"),
@@ -104,7 +97,7 @@ SLOW = [
         (lesson.number, mistake.right, mistake.wrong, mistake.name)
         for lesson in LESSONS[:LATE]
         if lesson.has_code
-        for mistake in usual_mistakes_of(lesson)
+        for mistake in usual_mistakes(lesson)
     ),
 ]
 

@@ -17,10 +17,10 @@ from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.judgement import judge_module
 from regard.learn.judges import trained_heads, transplant
-from regard.learn.judges.tables import losses, verdicts
-from regard.learn.judges.tables.edits import define
+from regard.learn.judges.tables import verdicts
 from regard.learn.mistakes import MODEL_MISTAKES, find_mistake
 from regard.learn.page import lesson_page
+from regard.learn.wrong_ways import define
 from regard.maps import attention_map
 from tests.learn.in_process import judged
 
@@ -71,7 +71,7 @@ def test_another_pairing_gives_another_map() -> None:
     """In some weight of some layer by more than 0.5, as lesson 12 says."""
     program = plain_solution(get_lesson(12).solution)
     names: dict[str, Any] = {"__name__": "neighbours"}
-    exec(program.replace(transplant.HALVES, transplant.NEIGHBOURS), names)
+    exec(program.replace("x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"), names)
     others = [transplant._run(names["TrainedAttention"], layer)[1] for layer in range(6)]
     differences = [(other - transplant._exact(layer)).abs().max() for layer, other in enumerate(others)]
     assert max(differences) > 0.5
@@ -79,10 +79,11 @@ def test_another_pairing_gives_another_map() -> None:
 
 def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
     assert not MODEL_MISTAKES.keys() & CATALOGUE.keys()
-    judges = [judge_module(lesson) for lesson in LESSONS if lesson.has_code]
-    sources = "".join(inspect.getsource(judge) for judge in (*judges, losses, verdicts))
+    with_code = [lesson for lesson in LESSONS if lesson.has_code]
+    sources = "".join(inspect.getsource(x) for x in (*map(judge_module, with_code), verdicts))
+    sources += "".join((lesson.folder / "judge.toml").read_text(encoding="utf-8") for lesson in with_code)
     for name, mistake in MODEL_MISTAKES.items():
-        assert f'"{name}"' in sources, name
+        assert re.search(f"['\"]{name}['\"]", sources), name
         assert re.fullmatch(r"[a-z]+(-[a-z]+)+", name)
         assert mistake.effect.endswith(".")
         assert mistake.fix

@@ -12,9 +12,10 @@ import pytest
 from regard import stages
 from regard.learn.course import LESSONS
 from regard.learn.exercise import find_blanks, make_exercise
-from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
+from regard.learn.judgement import is_done, tasks_of
 from regard.learn.lesson import FOLDER, Lesson
 from regard.learn.mistakes import find_mistake
+from regard.learn.wrong_ways import usual_mistakes
 from tests.learn.in_process import judged, outcomes_of_solution
 from tests.sampling import share
 
@@ -71,7 +72,7 @@ def test_the_links_of_a_lesson_lead_somewhere(lesson: Lesson) -> None:
 def test_the_usual_mistakes_in_the_text_are_those_that_are_planted(lesson: Lesson) -> None:
     table = lesson.text.split("## Usual mistakes")[1].split("\n## ")[0]
     named = re.findall(r"^\| `([\w-]+)`", table, flags=re.MULTILINE)
-    assert named == [mistake.name for mistake in usual_mistakes_of(lesson)]
+    assert named == [mistake.name for mistake in usual_mistakes(lesson)]
     assert len(named) >= 3
     assert all(find_mistake(name) for name in named)
 
@@ -101,12 +102,12 @@ def test_the_solution_is_right(lesson: Lesson) -> None:
 
 @pytest.mark.parametrize(
     ("lesson", "index"),
-    share([(lesson, index) for lesson in WITH_CODE for index in range(len(usual_mistakes_of(lesson)))], 16),
+    share([(lesson, index) for lesson in WITH_CODE for index in range(len(usual_mistakes(lesson)))], 16),
     ids=lambda value: value.noun if isinstance(value, Lesson) else str(value),
 )
 @pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning")
 def test_a_usual_mistake_is_named(lesson: Lesson, index: int, tmp_path: Path) -> None:
-    mistake = usual_mistakes_of(lesson)[index]
+    mistake = usual_mistakes(lesson)[index]
     assert lesson.solution.count(mistake.right) == 1
     outcomes = judged(lesson, lesson.solution.replace(mistake.right, mistake.wrong), tmp_path)
     assert mistake.name in [outcome.mistake for outcome in outcomes], outcomes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -18,16 +17,17 @@ from regard.learn.judges import (
     online_softmax,
     positions,
     selection,
+    similarity,
     trained_heads,
     window,
 )
-from regard.learn.judges.tables.edits import define
-from regard.learn.judges.tables.functions import TOLERANCE, FunctionTask, WrongWay
+from regard.learn.judges.tables.functions import TOLERANCE, FunctionTask
 from regard.learn.judges.tables.verdicts import largest_difference
+from regard.learn.wrong_ways import define, hint_for
 from tests.learn.in_process import judged
 from tests.sampling import share
 
-JUDGES = (positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
+JUDGES = (similarity, positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
 FUNCTIONS = [
     *trained_heads.SCORES.values(),
     *(thing for judge in JUDGES for thing in vars(judge).values() if isinstance(thing, FunctionTask)),
@@ -133,8 +133,9 @@ def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize("function", share(FUNCTIONS, 4), ids=lambda function: function.name)
 def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: FunctionTask) -> None:
-    every = replace(function, wrong_ways=(WrongWay("", ""), *function.wrong_ways))
-    answers = [variant.answer for variant in every.variants(function.cases())]
+    every = range(len(function.results))
+    edits = (("", ""), *(way[:2] for way in function.wrong_ways))
+    answers = [function.numbers(function.cases(), *edit, every) for edit in edits]
     for a, b in combinations(answers, 2):
         assert a.shape != b.shape or largest_difference(a, b) > 10 * TOLERANCE
     module = ModuleType("lesson")
@@ -142,7 +143,10 @@ def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: Functio
         setattr(module, function.after.name, function.after.right)
     for way in function.wrong_ways:
         outcome = function.judge(define(function.lesson, function.name, way.right, way.wrong), module)
-        assert (outcome.mistake, outcome.hint) == (way.mistake, function.hint_for(way)), outcome
+        assert (outcome.mistake, outcome.hint) == (
+            way.mistake,
+            hint_for(function.lesson, function.name, way),
+        ), outcome
         assert outcome.hint
         assert outcome.message.startswith(way.said)
 

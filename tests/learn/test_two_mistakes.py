@@ -57,14 +57,14 @@ CASES = (
             WEIGHTS: "w = torch.softmax(s, dim=-1)",
             OUT: "out = w.mT @ x\n    weights = w",
         },
-        "is not their product",
+        "`out`",
         "out = w @ x",
     ),
     (
         1,
         0,
         {SCORES: "n = x / x.norm(dim=-1, keepdim=True)\n    scores = n @ n.mT", "dim=-1)": "dim=-2)"},
-        "columns sum to 1",
+        "columns that sum to 1",
         WEIGHTS,
     ),
     (
@@ -105,7 +105,7 @@ CASES = (
         0,
         {"tril()": "triu(1)", "masked_fill(~visible, -torch.inf)": "masked_fill(visible, 0)"},
         "masked-with-zero",
-        "masked_fill(visible, -torch.inf)",
+        "",
     ),
     (
         5,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,6 @@ from regard.reproduce.record import (
 from regard.support.files import RunFileError
 from scripts import reproductions
 
-ROOT = Path(__file__).parents[2]
 LINES = {"a": [[0.0, 1.0], [1.0, 2.0]], "b": [[0.0, 2.0], [1.0, 1.0]]}
 CHARTS = [
     Chart("lines", "step", "loss", LINES, marks={"alarm": 0.5}, baseline=1.5, log_y=True),
@@ -70,23 +68,23 @@ def test_every_result_is_described_in_at_most_150_lines() -> None:
     for name in runs.NAMES:
         module = runs.load(name)
         assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) <= 150, name
-        assert isinstance(module.ABOUT, PublishedResult)
-        about = module.ABOUT
+        about = runs.RESULTS[name]
         assert all((about.title, about.papers, about.claim, about.method, about.limits)), name
+        assert about.quick.keys() == about.full.keys(), name
 
 
 def test_the_command_lists_the_results_and_runs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = CliRunner().invoke(app, ["reproduce"])
     assert [line.split()[0] for line in listed.stdout.splitlines()] == list(runs.NAMES)
 
-    def run(options: RunOptions) -> Findings:
+    def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
         options.report("halfway")
         assert options.quick
         return Findings([YES, NO], CHARTS, "A note.", {"steps": 5})
 
-    about = PublishedResult("A title", ("A paper",), "A claim.", "A method.", "Limits.")
-    stand_in = SimpleNamespace(ABOUT=about, run=run)
-    monkeypatch.setattr(runs, "load", lambda name: stand_in)
+    about = PublishedResult("A title", ["A paper"], "A claim.", "A method.", "Limits.")
+    monkeypatch.setattr(runs, "load", lambda name: SimpleNamespace(run=run))
+    monkeypatch.setitem(runs.RESULTS, "induction", about)
     arguments = ["reproduce", "induction", "--quick", "--device", "cpu", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -108,7 +106,7 @@ def test_the_pages_are_up_to_date() -> None:
         assert not record.quick, name
 
 
-@pytest.mark.skipif(not os.environ.get("REGARD_ALL"), reason="some minutes: `make test-all` runs them")
+@pytest.mark.at_length("test_the_command_lists_the_results_and_runs_one")  # some minutes
 @pytest.mark.parametrize("name", runs.NAMES)
 def test_quick_runs_end_with_a_verdict(name: str) -> None:
     record = runs.reproduce(name, RunOptions(quick=True, report=lambda line: None))

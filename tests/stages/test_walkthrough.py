@@ -57,14 +57,3 @@ def test_the_walk_saves_the_picture(
     runpy.run_module("regard.stages", run_name="__main__")
     assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / name) in capsys.readouterr().out
-
-
-def test_the_walk_says_what_is_wrong_before_it_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["regard.stages", "--save", "figure.gif"])
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_module("regard.stages", run_name="__main__")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "got 'figure.gif'" in err

@@ -7,7 +7,7 @@ import math
 import torch
 from matplotlib.figure import Figure
 
-from regard.learn.judges.selection import bounds
+from regard.learn.wrong_ways import define
 from scripts.lesson_pictures.shapes import DIM, INK, LINE
 
 READ, LEFT, BOUND = "#167093", "#c9ced8", "#d1495b"
@@ -18,7 +18,7 @@ def draw() -> Figure:
     """Draw a bar for each score, a line for each bound, and below them the weights with the share kept."""
     q, k = torch.randn(KEYS + 1, 8, generator=torch.Generator().manual_seed(SEED)).split((1, KEYS))
     q = 1.6 * q  # a sharper query, as trained ones are
-    scores, bound = (q @ k.mT / math.sqrt(8))[0], bounds(q, k, SIZE)[0]
+    scores, bound = (q @ k.mT / math.sqrt(8))[0], define("selection", "block_bounds")(q, k, SIZE)[0]
     chosen = bound.topk(COUNT).indices.tolist()
     weights = torch.softmax(scores, dim=-1)
     kept = sum(weights[SIZE * block : SIZE * (block + 1)].sum().item() for block in chosen)

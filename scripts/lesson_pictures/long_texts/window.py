@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from regard.learn.course import get_lesson
-from regard.learn.judges.window import visible
+from regard.learn.wrong_ways import define
 from scripts.lesson_pictures.shapes import DIM, INK, LINE, canvas, note
 
 NEAR, SINK, BAD = "#167093", "#e9a15b", "#d1495b"
@@ -35,6 +35,7 @@ def _draw_mask(ax: Any, left: float, title: str, sinks: int) -> None:
     """Draw which keys each query sees, the sinks in a colour of their own."""
     side, top = 0.2, 3.95
     note(ax, left, top + 0.2, title, size=11, color=INK, ha="left", weight="bold")
+    visible = define("window", "streaming_mask")
     for query, row in enumerate(visible(TOKENS, TOKENS, WINDOW, sinks).tolist()):
         for key, is_visible in enumerate(row):
             seen = SINK if key < sinks else NEAR

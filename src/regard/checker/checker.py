@@ -113,9 +113,7 @@ def check(
         stated |= {"device": device, "call": call}
         options = {"causal": causal, "window": window, "scale": scale, "cached": cached, **stated}
         if processes is not None:
-            if oracle is not None:
-                raise CheckError("oracle: on several processes, the checker's own attention is compared with")
-            session = check_on_processes(thing, processes, given | (call or {}), options, scale)
+            session = check_on_processes(thing, processes, given | (call or {}), options, scale, oracle)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
             own_check = partial(check, thing, init=given, **promises, **stated)

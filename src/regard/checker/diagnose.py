@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ import torch
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents, relative_error
 from regard.checker.oracle.question import Answer
-from regard.checker.oracle.variant import ACTS_ON, CORRECT, AttentionVariant, CaseSizes, Scale, lacks
+from regard.checker.oracle.variant import ACTS_ON, CORRECT, AttentionVariant, lacks
 
 
 @dataclass(frozen=True)
@@ -266,12 +265,13 @@ def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None)
     """
     names, base = ((), CORRECT) if other is None else ((other[0],), replace(CORRECT, **other[1]))
 
-    def variant(scale: float) -> AttentionVariant:
-        return replace(base, scale=partial(_constant, scale))
-
-    scale = minimise_scale(lambda scale: matcher.error(variant(scale), matcher.observations[0]))
-    if scale is not None and (remaining := matcher.fits(variant(scale))) is not None:
+    scale = minimise_scale(lambda scale: matcher.error(_scaled(base, scale), matcher.observations[0]))
+    if scale is not None and (remaining := matcher.fits(_scaled(base, scale))) is not None:
         yield Match((*names, "constant-scale"), remaining, _describe_scale(scale))
+
+
+def _scaled(variant: AttentionVariant, scale: float) -> AttentionVariant:
+    return replace(variant, scale=lambda n: scale)
 
 
 def minimise_scale(error: Callable[[float], float]) -> float | None:
@@ -295,17 +295,14 @@ def minimise_scale(error: Callable[[float], float]) -> float | None:
 _GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44
 
 
-def _constant(scale: float, n: CaseSizes) -> float:
-    return scale
-
-
 def _fit_scale_with_another(matcher: VariantMatcher, singles: list[tuple[str, Change]]) -> Iterator[Match]:
     """Search for an unknown scale together with another mistake: coarsely for all, finely for the nearest."""
     first = matcher.observations[0]
 
     def smallest_error(change: Change) -> float:
-        scales: list[Scale] = [partial(_constant, math.exp(log_scale)) for log_scale in _GRID[3:24:3]]
-        return min(matcher.error(replace(CORRECT, **change, scale=scale), first) for scale in scales)
+        return min(
+            matcher.error(_scaled(replace(CORRECT, **change), math.exp(x)), first) for x in _GRID[3:24:3]
+        )
 
     candidates = [(smallest_error(change), name, change) for name, change in singles if "scale" not in change]
     for _, name, change in sorted(candidates, key=lambda c: c[0])[:3]:

@@ -70,7 +70,10 @@ def run_in_process(
     if "report" in last:
         return last
     if "error" in last:
-        raise CheckError(_add_memory_hint(str(last["error"]), memory))
+        error = str(last["error"])
+        raise CheckError(
+            f"{error} (the limit is {memory:g} GB: --memory)" if _NO_MEMORY.search(error) else error
+        )
     raise CheckError(_describe_end(worker.end, last.get("phase", "starting"), place, spec, timeout, memory))
 
 
@@ -175,7 +178,3 @@ def _describe_end(end: str, phase: str, place: str, spec: str, timeout: float, m
 
 # Python, PyTorch's allocator, its C++ code and the operating system each have words of their own.
 _NO_MEMORY = re.compile("can't allocate memory|MemoryError|not enough memory|std::bad_alloc|Cannot allocate")
-
-
-def _add_memory_hint(message: str, memory: float) -> str:
-    return f"{message} (the limit is {memory:g} GB: --memory)" if _NO_MEMORY.search(message) else message

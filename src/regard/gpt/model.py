@@ -137,8 +137,8 @@ class GPT(nn.Module):
         def record(
             layer: Attention, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask
         ) -> Tensor:
-            settings = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
-            found.append(attention_map(q, k, mask=mask, **settings))
+            m = attention_map(q, k, mask=mask, scale=layer.scale, softcap=layer.softcap, sinks=layer.sinks)
+            found.append(m)
             return attend(q, k, v, mask)
 
         wrappers = MethodWrappers()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
-from regard.learn.judgement import judge_module, usual_mistakes_of
 from regard.learn.lesson import Lesson
+from regard.learn.wrong_ways import hint_for, tasks_with_ways, usual_mistakes, wrong_ways
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def explain_in_lesson(lesson: Lesson, name: str) -> LessonExplanation | None:
     if not lesson.has_code:
         return None
     row = re.search(rf"^\| `{re.escape(name)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
-    usual = [mistake for mistake in usual_mistakes_of(lesson) if mistake.name == name]
+    usual = [mistake for mistake in usual_mistakes(lesson) if mistake.name == name]
     lines: tuple[str, ...] = ()
     if usual:
         right = plain_solution(lesson.solution).splitlines()
@@ -49,15 +49,11 @@ def _without_docstring(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:
-    """The wrong ways of this name that the judges of a lesson know and have words of their own for."""
-    # Here, since it imports PyTorch.
-    from regard.learn.judges.tables.functions import FunctionTask
-
-    functions = (thing for thing in vars(judge_module(lesson)).values() if isinstance(thing, FunctionTask))
+    """The wrong ways of this name that a lesson's tables have words of their own for."""
     return [
-        (function.name, way.said, function.hint_for(way))
-        for function in functions
-        for way in function.wrong_ways
+        (task, way.said, hint_for(lesson.noun, task, way))
+        for task in tasks_with_ways(lesson.noun)
+        for way in wrong_ways(lesson.noun, task)
         if way.mistake == name and way.said
     ]
 

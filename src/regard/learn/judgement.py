@@ -23,7 +23,7 @@ from regard.learn.course import get_lesson
 from regard.learn.exercise import Blank, find_blanks, find_names, make_exercise
 from regard.learn.hints.errors import describe_error, find_hint
 from regard.learn.hints.ladder import add_hints
-from regard.learn.lesson import Lesson, Outcome, Task, UsualMistake
+from regard.learn.lesson import Lesson, Outcome, Task
 from regard.support.files import TextFileError, read_text
 from regard.support.quick_torch import complete_torch, import_torch_quickly
 
@@ -133,7 +133,7 @@ class _PrintedText(io.StringIO):
 
 
 def judge_module(lesson: Lesson) -> Any:
-    """Return the module that judges a lesson: it has `TASKS` and `USUAL_MISTAKES`."""
+    """Return the module that judges a lesson: it has `TASKS`."""
     return importlib.import_module(f"regard.learn.judges.{lesson.noun}")
 
 
@@ -141,12 +141,6 @@ def tasks_of(lesson: Lesson) -> tuple[Task, ...]:
     """Return the tasks of a lesson, in the order of its file."""
     tasks: tuple[Task, ...] = judge_module(lesson).TASKS
     return tasks
-
-
-def usual_mistakes_of(lesson: Lesson) -> tuple[UsualMistake, ...]:
-    """Return the usual mistakes of a lesson."""
-    mistakes: tuple[UsualMistake, ...] = judge_module(lesson).USUAL_MISTAKES
-    return mistakes
 
 
 def is_done(outcomes: list[Outcome]) -> bool:

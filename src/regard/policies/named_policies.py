@@ -46,7 +46,7 @@ def streaming(sinks: int = 4) -> Eviction:
         # Above every position, and the first ones highest, which stay if there is no room for all of them.
         return cache.positions.double().where(may_go, FIRST - rank.double())
 
-    return Eviction("streaming", score, "arXiv:2309.17453")
+    return Eviction("streaming", score)
 
 
 def random(seed: int = 0) -> Eviction:
@@ -82,7 +82,7 @@ def h2o(recent: float = 0.5) -> Eviction:
         latest = cache.positions >= cache.now - int(recent * cache.budget)
         return cache.received.masked_fill(latest, torch.inf)
 
-    return Eviction("h2o", score, "arXiv:2306.14048", accumulates=True)
+    return Eviction("h2o", score, accumulates=True)
 
 
 def snapkv(window: int = 64, kernel: int = 5) -> Eviction:
@@ -103,7 +103,7 @@ def snapkv(window: int = 64, kernel: int = 5) -> Eviction:
         pooled = torch.nn.functional.avg_pool1d(seen, kernel, 1, kernel // 2)
         return pooled.masked_fill(~earlier, torch.inf)
 
-    return Eviction("snapkv", score, "arXiv:2404.14469")
+    return Eviction("snapkv", score)
 
 
 def tova() -> Eviction:
@@ -116,7 +116,7 @@ def tova() -> Eviction:
         # Mean over all heads, so that they all keep the same keys.
         return cache.attention(1).mean(1).expand_as(cache.positions)
 
-    return Eviction("tova", score, "arXiv:2401.06104")
+    return Eviction("tova", score)
 
 
 def key_norm() -> Eviction:
@@ -126,7 +126,7 @@ def key_norm() -> Eviction:
         norms: Tensor = torch.linalg.vector_norm(cache.keys.float(), dim=-1)
         return -norms
 
-    return Eviction("key_norm", score, "arXiv:2406.11430")
+    return Eviction("key_norm", score)
 
 
 def quest(page: int = 16) -> Selection:
@@ -141,7 +141,7 @@ def quest(page: int = 16) -> Selection:
         above = state.products(keys.amax(3), q.clamp(min=0))
         return state.choose_newest(above + state.products(keys.amin(3), q.clamp(max=0)))
 
-    return Selection("quest", score, check_whole_number("page", page, 1), "arXiv:2406.10774")
+    return Selection("quest", score, check_whole_number("page", page, 1))
 
 
 def blocks(size: int = 64) -> Selection:
@@ -154,7 +154,7 @@ def blocks(size: int = 64) -> Selection:
     def score(state: SelectionState) -> Tensor:
         return state.choose_newest(state.products(state.key_blocks().mean(3)))
 
-    return Selection("blocks", score, check_whole_number("size", size, 1), "arXiv:2502.13189")
+    return Selection("blocks", score, check_whole_number("size", size, 1))
 
 
 def best() -> Selection:

@@ -21,14 +21,12 @@ class Eviction:
     - `name`: what tables call it.
     - `score`: a function of a `CacheState` that gives every cached key of every key/value head a number,
       (B, G, n); +inf keeps a key for certain. Keys that the newest query does not see are evicted first.
-    - `paper`: where it is described.
     - `accumulates`: whether `score` reads `CacheState.received`, which costs a pass over the cached keys.
     - `in_layer`: a function that gives the policy of a layer by its key, if layers have different ones.
     """
 
     name: str
     score: Callable[[CacheState], Tensor]
-    paper: str = ""
     accumulates: bool = False
     in_layer: Callable[[int | str], Eviction] | None = None
 
@@ -44,13 +42,11 @@ class Selection:
     - `score`: a function of a `SelectionState` that gives every block a number for each query,
       (B, G or H, rows, blocks); +inf chooses a block for certain.
     - `block`: the number of keys in a block; a budget of n keys is n // block blocks, one at least.
-    - `paper`: where it is described.
     """
 
     name: str
     score: Callable[[SelectionState], Tensor]
     block: int = 1
-    paper: str = ""
 
     def __str__(self) -> str:
         return self.name

@@ -12,31 +12,9 @@ import torch
 from regard.gpt.training.evaluation import next_token_loss
 from regard.monitor import Monitor, StepRecord
 from regard.reproduce.chart import Chart
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
+from regard.reproduce.record import Findings, RunOptions, counted, estimated
 from regard.reproduce.small_gpt import make_gpt, read_corpus, windows
 
-ABOUT = PublishedResult(
-    title="Attention entropy collapses at high learning rates, and QK-norm prevents it",
-    papers=(
-        "Zhai et al. 2023, Stabilizing Transformer Training by Preventing Attention Entropy Collapse, "
-        "arXiv:2303.06296",
-        "Dehghani et al. 2023, Scaling Vision Transformers to 22 Billion Parameters, arXiv:2302.05442",
-    ),
-    claim="""At a high learning rate attention scores grow until the softmax is nearly one-hot, entropy
-collapses and the training is unstable. A norm of queries and keys prevents both.""",
-    method="""Pairs of GPTs learn the characters of Python's help texts from the same seed, without and with
-RMSNorm of queries and keys, while the learning rate rises linearly to a value that is far too high. A
-`regard.Monitor` reads every head along the way.""",
-    limits="""Small models, one text and few seeds, at a rate that was picked from four because the loss rises
-there: the papers find it in large models at usual rates, and with LayerNorm or reparametrised weights.""",
-)
-QUICK = {
-    "steps": 120, "rate": 0.1, "layers": 2, "width": 32, "context": 32, "batch": 8, "seeds": 2, "every": 10,
-}  # fmt: skip
-FULL = {
-    "steps": 600, "rate": 0.1, "layers": 6, "width": 256, "context": 256, "batch": 32, "seeds": 3,
-    "every": 10,
-}  # fmt: skip
 SMOOTH = 10  # steps of which the mean loss is taken
 
 
@@ -62,10 +40,10 @@ class CollapseRun:
         return [[float(i), sum(window) / len(window)] for i, window in windows]
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Train every pair, and compare."""
-    sizes, pairs = QUICK if options.quick else FULL, []
-    for seed in range(options.seed, options.seed + int(sizes["seeds"])):
+    pairs = []
+    for seed in range(options.seed, options.seed + sizes["seeds"]):
         pairs.append([train(options, sizes, seed, qk_norm) for qk_norm in (False, True)])
         plain, normed = (pair.losses[-1] for pair in pairs[-1])
         options.report(f"seed {seed}: loss without QK-norm {plain:.3f}, with it {normed:.3f}")

@@ -11,7 +11,7 @@ from regard.attention.masks.named_masks import prefix
 from regard.gpt import GPT
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
+from regard.reproduce.record import Findings, RunOptions, counted, estimated
 from regard.reproduce.trained_models import (
     all_heads,
     cut_heads,
@@ -21,32 +21,13 @@ from regard.reproduce.trained_models import (
     text_losses,
 )
 
-ABOUT = PublishedResult(
-    title="Many heads can be cut one by one, and heads on the sink at less cost than others",
-    papers=(
-        "Michel et al. 2019, Are Sixteen Heads Really Better than One?, arXiv:1905.10650",
-        "Sandoval-Segura et al. 2025, Identifying and Evaluating Inactive Heads, arXiv:2504.03889",
-    ),
-    claim="""Most heads of a trained model can be removed one by one with hardly any loss, and several at once
-if they are chosen by their importance. Heads that give most of their attention to the first token are
-dormant: cutting them costs less than cutting others.""",
-    method="""Every head of a trained model is set to zero alone, and the rise of the loss is its importance.
-Then a fifth of all heads is cut at once, on other texts: those with the least importance, those with the most
-attention to the first token, and as many at random.""",
-    limits="""One model and one kind of text; heads are set to zero, which a mean output would be kinder than.
-Importance is measured for each head alone: heads that stand in for each other look unimportant.""",
-    reads="smollm2",
-)
-QUICK = {"texts": 3, "length": 96, "share": 0.2, "draws": 4}
-FULL = {"texts": 8, "length": 512, "share": 0.2, "draws": 20}
 HARDLY = 0.01  # nats
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Measure the heads on half of the texts, and cut them on the others."""
-    sizes = QUICK if options.quick else FULL
     model = open_model(options)
-    ids = read_texts(model, 2 * int(sizes["texts"]), int(sizes["length"]))
+    ids = read_texts(model, 2 * sizes["texts"], sizes["length"])
     seen, unseen = ids.chunk(2)
     plain, heads = text_losses(model, seen), all_heads(model)
     importance = {}
@@ -55,12 +36,12 @@ def run(options: RunOptions) -> Findings:
         if number % max(1, len(heads) // 10) == 0:
             options.report(f"head {number} of {len(heads)}: loss {importance[head]:+.4f}")
     sinks = sink_shares(model, seen)
-    count = round(float(sizes["share"]) * len(heads))
+    count = round(sizes["share"] * len(heads))
     chosen = {
         "least important": sorted(heads, key=lambda head: importance[head])[:count],
         "most on the first token": sorted(heads, key=lambda head: -sinks[head])[:count],
     }
-    for draw in range(int(sizes["draws"])):
+    for draw in range(sizes["draws"]):
         chosen[f"random {draw}"] = draw_heads(model, count, options.seed + draw)
     before, rises = text_losses(model, unseen), {}
     for name, some in chosen.items():

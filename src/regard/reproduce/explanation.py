@@ -11,29 +11,9 @@ from regard.gpt import GPT
 from regard.interventions import Edit, ablate
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, points
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
+from regard.reproduce.record import Findings, RunOptions, counted, estimated
 from regard.reproduce.trained_models import edited, open_model, read_texts
 
-ABOUT = PublishedResult(
-    title="Another pattern with the same output exists; weights dealt at random change the prediction",
-    papers=(
-        "Jain & Wallace 2019, Attention is not Explanation, arXiv:1902.10186",
-        "Wiegreffe & Pinter 2019, Attention is not not Explanation, arXiv:1908.04626",
-        "Brunner et al. 2020, On Identifiability in Transformers, arXiv:1908.04211",
-    ),
-    claim="""For the same prediction there are very different attention patterns, so that a pattern is not the
-explanation. Yet patterns are not arbitrary: others change what the model predicts.""",
-    method="""In SmolLM2-135M, which reads Python's help topics, the weights of the last token's heads are
-replaced, in six layers of it, one by one. First by a pattern with exactly the same output: among more keys
-than a value has channels, weights can move without changing the sum of values, until few keys are left
-(Carathéodory). Then by the same weights dealt to other keys at random. Changes are total variations, of
-weights and of predictions.""",
-    limits="""One model and one kind of text. Patterns are found with the values known, one query and one
-layer at a time; whether training would find such a pattern is what Wiegreffe & Pinter ask.""",
-    reads="smollm2",
-)
-QUICK = {"texts": 3, "length": 128, "layers": 2}
-FULL = {"texts": 8, "length": 256, "layers": 6}
 OTHER = 0.1  # total variation from which a pattern counts as another
 
 
@@ -46,9 +26,8 @@ class Replaced(NamedTuple):
     dealt_change: float
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Replace patterns in some layers of every text."""
-    sizes = QUICK if options.quick else FULL
     model = open_model(options)
     ids = read_texts(model, sizes["texts"], sizes["length"])
     layers = torch.linspace(0, model.config.num_layers - 1, sizes["layers"], device="cpu").long().tolist()

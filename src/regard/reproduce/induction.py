@@ -12,25 +12,8 @@ from regard.gpt import GPT
 from regard.heads import probe, repeated
 from regard.interventions import ablate, intervene
 from regard.reproduce.chart import Chart, format_means, points
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
+from regard.reproduce.record import Findings, RunOptions, counted, estimated
 from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps, windows
-
-ABOUT = PublishedResult(
-    title="Induction heads appear in a phase change, and in-context learning with them",
-    papers=("Olsson et al. 2022, In-context Learning and Induction Heads, arXiv:2209.11895",),
-    claim="""A model of two layers or more forms heads that find an earlier copy of the current token and
-attend to what came after it. They form in a narrow window of training, in which the model learns to use its
-context; without them most of that ability is gone.""",
-    method="""A GPT of two layers learns PyTorch's sources. Along the way every head's prefix matching is
-scored on repeated random tokens, and the loss is taken on their first and later copies. At the end the head
-with the highest score is cut, beside every other head of its layer; and that head in earlier weights.""",
-    limits="""One architecture, one text and one seed. That two curves rise together does not prove that one
-causes the other; cutting the head shows what the trained model needs, not how it came about.""",
-)
-QUICK = {"steps": 500, "every": 50, "batch": 16, "context": 96, "width": 64, "heads": 4, "vocabulary": 512}
-FULL = {
-    "steps": 4000, "every": 100, "batch": 64, "context": 256, "width": 256, "heads": 8, "vocabulary": 2048,
-}  # fmt: skip
 
 
 @dataclass
@@ -54,9 +37,8 @@ class InductionReading:
         return float((self.first - self.later).mean())
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Train, and read the heads along the way."""
-    sizes = QUICK if options.quick else FULL
     corpus = read_corpus(sizes["context"], sizes["vocabulary"], not options.quick, options.device)
     model = make_gpt(options, corpus, sizes)
     tokens = min(25, (sizes["context"] - 1) // 4)

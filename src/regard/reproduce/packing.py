@@ -13,38 +13,14 @@ from regard.gpt import GPT
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.evaluation import next_token_loss
 from regard.reproduce.chart import Chart, bar_chart
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
+from regard.reproduce.record import Findings, RunOptions, estimated
 from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_curve
 
-ABOUT = PublishedResult(
-    title="A model that is trained on packed documents without isolation is distracted by them",
-    papers=(
-        "Zhao et al. 2024, Analysing The Impact of Sequence Composition on Language Model Pre-Training, "
-        "arXiv:2402.13991",
-    ),
-    claim="""Under plain causal masking, documents that are packed into one sequence are attended to across
-their borders, which distracts the model; masking other documents improves it.""",
-    method="""Pairs of GPTs from the same seed see the same packed windows of PyTorch's sources: unrelated
-pieces of equal length, once with attention across pieces and once isolated by a mask. Both are tested on
-held-out pieces, alone and after other pieces; and on a piece after a copy of itself.""",
-    limits="""Small models and one text. Pieces are cut at equal lengths, so that a border can be learned
-from the position; the paper packs documents of any length, and its models are a thousand times larger. After
-more steps the models are closer to each other: with 3,000 of them, one pair of models held in one run and in
-part in another. The isolated model has never seen a key further back than a piece: that it gains less from a
-copy shows that it cannot use one, not that the other learned to copy.""",
-)
-QUICK = {
-    "steps": 100, "layers": 2, "width": 32, "piece": 24, "pieces": 3, "batch": 8, "texts": 48, "seeds": 2,
-}  # fmt: skip
-FULL = {
-    "steps": 600, "layers": 6, "width": 256, "piece": 64, "pieces": 4, "batch": 64, "texts": 256, "seeds": 3,
-}  # fmt: skip
 KINDS = ("alone", "after other pieces", "after its copy")
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Train both models on the same windows, and compare them on held-out pieces, for every seed."""
-    sizes = QUICK if options.quick else FULL
     corpus = read_corpus(sizes["piece"], None, not options.quick, options.device)
     curves: dict[str, list[list[float]]] = {}
     losses: dict[str, list[list[float]]] = {"leaking": [], "isolated": []}

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from regard.gpt import GPT
 from regard.reproduce.chart import Chart, format_means, points
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
+from regard.reproduce.record import Findings, RunOptions, estimated
 from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_curve, windows
 
-ABOUT = PublishedResult(
-    title="A causal model without position encodings learns the order of its tokens",
-    papers=(
-        "Haviv et al. 2022, Transformer Language Models without Positional Encodings Still Learn Positional "
-        "Information, arXiv:2203.16634",
-    ),
-    claim="""A causal language model without any position encoding learns nearly as well as one with learned
-positions, and the position of a token can be read from its hidden states: the causal mask tells it.""",
-    method="""Two GPTs learn the characters of PyTorch's sources, one with learned positions, one without.
-On held-out windows the earlier half of the context is shuffled, which a model that sees a bag of tokens
-would not notice; a linear probe is fitted to the hidden states for the position, and compared with one of
-the same model before training; and the losses are compared.""",
-    limits="""Small models and one text. The probe is linear, where the paper's is an MLP, and its baseline
-is an untrained model, whose states also carry the position by the causal mask. The difference of the losses
-is not told apart from the 0.1 nats that count as nearly as good here. A larger one than the paper's is to be
-expected after so few steps: a model without encodings first has to learn to count by the causal mask, and the
-paper's are far larger and train far longer.""",
-)
-QUICK = {"steps": 200, "layers": 2, "width": 32, "context": 48, "batch": 8, "texts": 32}
-FULL = {"steps": 2500, "layers": 6, "width": 256, "context": 256, "batch": 64, "texts": 64}
 GAP = 0.1  # nats by which the loss without positions may be higher and still count as nearly as good
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Train both, shuffle the context of one, and probe its states."""
-    sizes = QUICK if options.quick else FULL
     corpus = read_corpus(sizes["context"], None, not options.quick, options.device)
     T, texts = sizes["context"], sizes["texts"]
     starts = torch.linspace(0, len(corpus.validation) - T - 1, texts, device="cpu").long().tolist()

@@ -26,10 +26,10 @@ Verdict = Literal["holds", "holds in part", "does not hold here"]
 
 @dataclass(frozen=True)
 class PublishedResult:
-    """A published result, in words: what was claimed, and what is done here about it."""
+    """An entry of `results.toml`: what was claimed, what is done here about it, and with which sizes."""
 
     title: str
-    papers: tuple[str, ...]
+    papers: list[str]
     """Each as "Authors, year, title, arXiv number or venue"."""
     claim: str
     method: str
@@ -38,6 +38,9 @@ class PublishedResult:
     """Why it may not hold at this size, and what a verdict here says nothing about."""
     reads: str = ""
     """The model of `regard data` that a full run reads; "" if it trains its own."""
+    quick: dict[str, Any] = field(default_factory=dict)
+    """The sizes of a quick run: fewer steps, smaller models, fewer texts."""
+    full: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

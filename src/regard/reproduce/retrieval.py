@@ -11,36 +11,16 @@ from regard.gpt import GPT
 from regard.heads import needle
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
+from regard.reproduce.record import Findings, RunOptions, counted, estimated
 from regard.reproduce.small_gpt import token_losses
 from regard.reproduce.trained_models import cut_heads, draw_heads, edited, open_model
 
-ABOUT = PublishedResult(
-    title="A few retrieval heads find a fact in a long context; without them it is lost",
-    papers=(
-        "Wu et al. 2024, Retrieval Head Mechanistically Explains Long-Context Factuality, arXiv:2404.15574",
-    ),
-    claim="""Fewer than one head in twenty copies what is asked for from the context. Without these heads the
-model no longer finds it; without as many other heads it still does.""",
-    method="""A made-up sentence is hidden in filler text, and its beginning stands again at the end. Heads
-are scored on half of the sentences: how often the key with the most attention is the token to be written. The
-highest are cut, beside as many random others, and the loss of the answer is taken on the other sentences.""",
-    limits="""One small model; the sentences' beginnings are repeated, so that induction heads can find the
-answer, and the answer is read rather than written. That more than one head in twenty scores 0.1 is to be
-expected: every induction head can copy such an answer, and a model with few heads has as large a part of them
-for that as one with many; the paper counts among the 1,024 and more heads of models with billions of weights,
-whose needles are asked for in other words. Of heads that share the work, none need score high.""",
-    reads="smollm2",
-)
-QUICK = {"length": 96, "cut": 2, "draws": 3}
-FULL = {"length": 2048, "cut": 10, "draws": 10}
 DEPTHS = (0.1, 0.5, 0.9)
 SCORE = 0.1  # from which a head retrieves, as in the paper
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Score the heads on some needles, and cut them on others."""
-    sizes = QUICK if options.quick else FULL
     model = open_model(options)
     options.report("scoring the heads")
     test = needle(model, needles=NEEDLES[::2], lengths=(sizes["length"],), depths=DEPTHS)

@@ -10,27 +10,9 @@ from torch import Tensor
 
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
+from regard.reproduce.record import Findings, RunOptions, estimated
 from regard.reproduce.trained_models import cut_texts, help_topics, open_encoder, open_model, read_texts
 
-ABOUT = PublishedResult(
-    title="Rollout says more about the inputs than the attention of the last layer",
-    papers=("Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers, arXiv:2005.00928",),
-    claim="""In higher layers tokens are mixed, and raw attention no longer says which inputs matter. Rollout,
-which follows the attention through all layers, ranks them more like an ablation of the inputs does.""",
-    method="""An encoder of sentences, all-MiniLM-L6-v2, reads pieces of Python's help topics. Each token is
-replaced by [MASK] in turn; how far the text's embedding turns (1 − cosine) is its importance. The embedding
-is a mean over all positions, so rollout and attention are, too. Beside them are ranked the first layer's
-attention, the position (earlier tokens first) and the place in the vocabulary (rarity).
-The paper claims the first two rows; position and rarity are controls of ours.""",
-    limits="""One encoder of six layers, and a part of the paper, which also has attention flow, input
-gradients and classifiers. Its reason was not seen: attention did not get worse with depth here. The position
-ranks tokens better, perhaps since these texts begin with what they are about; how much of rollout's
-correlation is the position's was not measured. A quick run reads a decoder, where nothing of it holds.""",
-    reads="minilm",
-)
-QUICK = {"texts": 12, "length": 24}
-FULL = {"texts": 200, "length": 48}
 METHODS = ("rollout", "last layer", "first layer", "position", "rarity")
 
 
@@ -46,9 +28,8 @@ class Reader(NamedTuple):
     direction: int  # 1 if later tokens matter more, −1 if earlier ones do
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Rank the tokens of every text in all ways."""
-    sizes = QUICK if options.quick else FULL
     reader, ids = open_decoder(options, sizes) if options.quick else open_pooled(options, sizes)
     found = []
     for number, text in enumerate(ids):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+import tomllib
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -14,40 +15,35 @@ from typing import Any
 import torch
 
 from regard.reproduce.chart import draw
-from regard.reproduce.record import ReproductionRecord, RunOptions
+from regard.reproduce.record import PublishedResult, ReproductionRecord, RunOptions
 from regard.support.files import atomic_write
 from regard.version import __version__
 
-NAMES = (
-    "sinks",
-    "induction",
-    "eviction",
-    "retrieval",
-    "collapse",
-    "rollout",
-    "explanation",
-    "dormant",
-    "position",
-    "packing",
-)
-"""In the order of the gallery. Each is a file of this package with `ABOUT` and `run(options)`."""
+RESULTS = {
+    name: PublishedResult(**result)
+    for name, result in tomllib.loads(
+        Path(__file__).with_name("results.toml").read_text(encoding="utf-8")
+    ).items()
+}
+"""In the order of the gallery. Each has a file of this package with `run(options, sizes)`."""
+NAMES = tuple(RESULTS)
 
 
 def load(name: str) -> ModuleType:
-    """The file of a result: `ABOUT` is a `PublishedResult`, and `run(options)` returns `Findings`."""
-    if name not in NAMES:
-        raise ValueError(f"name: expected one of {', '.join(NAMES)}, got {name!r}")
+    """The file of a result: its `run(options, sizes)` returns `Findings`."""
+    if name not in RESULTS:
+        raise ValueError(f"name: expected one of {', '.join(RESULTS)}, got {name!r}")
     return import_module(f"regard.reproduce.{name}")
 
 
 def reproduce(name: str, options: RunOptions) -> ReproductionRecord:
     """Run a result, and return what it found."""
-    module = load(name)
+    module, about = load(name), RESULTS[name]
     before = torch.get_rng_state()
     torch.manual_seed(options.seed)
     began = time.perf_counter()
     try:
-        findings = module.run(options)
+        findings = module.run(options, about.quick if options.quick else about.full)
     finally:
         torch.set_rng_state(before)
     seconds = round(time.perf_counter() - began, 1)

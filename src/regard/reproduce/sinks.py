@@ -14,36 +14,15 @@ from regard.attention.masks.named_masks import prefix, window
 from regard.gpt import GPT
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
-from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
+from regard.reproduce.record import Findings, RunOptions, estimated
 from regard.reproduce.small_gpt import token_losses
 from regard.reproduce.trained_models import open_model, read_texts
 
-ABOUT = PublishedResult(
-    title="Attention sinks: a window alone fails, a window and the first keys do not",
-    papers=(
-        "Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks, arXiv:2309.17453",
-        "Gu et al. 2024, When Attention Sink Emerges in Language Models, arXiv:2410.10781",
-        "Sun et al. 2024, Massive Activations in Large Language Models, arXiv:2402.17762",
-    ),
-    claim="""Heads give much of their attention to the first tokens, whatever these say. A cache of the latest
-keys alone loses them, and the loss rises; with the first four keys beside the window it is almost that of
-dense attention. The same token has activations that are far larger than all others.""",
-    method="""A trained model reads Python's help topics with dense attention, with a window in every layer,
-and with a window that has given four of its keys to the first tokens: as many keys. The loss is that of the
-tokens after the window. The attention to the first token is compared with uniform attention, and the largest
-activation of the first token with the largest of any other.""",
-    limits="""One model and one kind of text. Positions are those of the text, not of the cache as in
-StreamingLLM, and no text is longer than the model was trained on.""",
-    reads="smollm2",
-)
-QUICK = {"texts": 4, "length": 192, "window": 48, "bins": 6}
-FULL = {"texts": 6, "length": 8192, "window": 1024, "bins": 16}
 FIRST = 4  # keys that stay beside the window, as in the paper
 
 
-def run(options: RunOptions) -> Findings:
+def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
     """Read the texts in three ways."""
-    sizes = QUICK if options.quick else FULL
     model = open_model(options)
     ids = read_texts(model, sizes["texts"], sizes["length"])
     masks: dict[str, Mask | None] = {

@@ -141,29 +141,3 @@ def test_a_group_needs_torch_distributed() -> None:
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(ValueError, match="torchrun"):
         regard.attend(q, q, q, group=object())
-
-
-@pytest.mark.usefixtures("threads")
-def test_ring_attention_in_a_transformers_model_is_captured() -> None:
-    """On a ring of one, where a capture is whole; two ranks are in `test_ring_processes`."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
-    model, ids, group = transformers.LlamaForCausalLM(config).eval(), torch.arange(9)[None], Threads(1)
-
-    def ring(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **kwargs: Any) -> Any:
-        output = regard.attend(q, k, v, mask=regard.causal, scale=kwargs["scaling"], group=group)
-        return output.transpose(1, 2), None
-
-    expected = regard.capture(model, inputs={"input_ids": ids})
-    transformers.AttentionInterface.register("planted", ring)
-    try:
-        model.set_attn_implementation("planted")
-        (seen,) = group.run(lambda _: regard.capture(model, inputs={"input_ids": ids}))
-    finally:
-        del transformers.AttentionInterface._global_mapping["planted"]
-    assert seen.certificate.certified
-    assert len(seen.layers) == 2
-    for layer, other in zip(seen.layers, expected.layers, strict=True):
-        assert layer.name == other.name
-        assert torch.allclose(layer.map.to_dense(), other.map.to_dense(), atol=1e-6)

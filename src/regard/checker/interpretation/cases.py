@@ -228,8 +228,7 @@ def described_causality(subject: Subject) -> bool | None:
 
 def holds_causal_mask(module: nn.Module) -> bool:
     """Return whether a buffer or an attribute of the module is a causal mask."""
-    tensors = [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]
-    return any(is_triangular(tensor) for tensor in tensors)
+    return any(is_triangular(tensor) for tensor in _held_tensors(module))
 
 
 def max_length(subject: Subject) -> int | None:
@@ -240,9 +239,12 @@ def max_length(subject: Subject) -> int | None:
     stated = vocabulary.sizes({**vars(module), **subject.init}).get("length")
     if type(stated) is int:
         return stated
-    tensors = [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
-    squares = [t.shape[-1] for t in tensors if t.ndim >= 2 and t.shape[-1] == t.shape[-2] > 1]
+    squares = [t.shape[-1] for t in _held_tensors(module) if t.ndim >= 2 and t.shape[-1] == t.shape[-2] > 1]
     return max(squares, default=None)
+
+
+def _held_tensors(module: nn.Module) -> list[Tensor]:
+    return [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
 
 
 def plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

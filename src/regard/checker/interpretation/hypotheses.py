@@ -21,9 +21,8 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
-from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, looking_back, relative_error
+from regard.checker.oracle.oracle import Intent, looking_back
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Rotation, Wiring
 from regard.checker.subject.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
@@ -66,9 +65,6 @@ def _normalises_queries(source: str) -> bool:
     return re.search(_NORMALISED.replace("CALLED", called), source, re.I) is not None
 
 
-_LIKELY = 20  # features of one kind that are tried together with others
-
-
 def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: int) -> list[Feature]:
     """Return the features to try for a subject, evident ones first.
 
@@ -97,47 +93,6 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     return sorted(found, key=lambda feature: not feature.evident)
 
 
-def search(observations: list[Observation], bases: list[Intent], features: list[Feature]) -> Intent | None:
-    """Return the first interpretation that explains all observations.
-
-    The plain interpretations come first, then every feature alone, then the likeliest evident ones in pairs.
-
-    Arguments:
-        observations: questions with the code's answers.
-        bases: the plain interpretations, most plausible first.
-        features: what to try.
-    """
-    projected: dict[tuple[int, int], Any] = {}  # each base is projected once
-
-    def fits(intent: Intent, base: Intent) -> bool:
-        for i, observation in enumerate(observations):
-            question, key = observation.question, (id(base), i)
-            try:
-                with torch.no_grad():
-                    if key not in projected:
-                        projected[key] = base.wiring.project(question)
-                    answer = CORRECT.answer(intent.apply(question), intent.wiring, projected[key])
-            except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
-                return False
-            if not relative_error(observation.answer, answer) < TOLERANCE:
-                return False
-        return True
-
-    pairs = itertools.combinations(likeliest(features, _LIKELY), 2)
-    candidates: Iterator[tuple[Intent | None, Intent]] = itertools.chain(
-        ((base, base) for base in bases),
-        ((add_feature(base, feature), base) for feature in features for base in bases),
-        (
-            (add_feature(once, second), base)
-            for first, second in pairs
-            if first.kind != second.kind
-            for base in bases[:2]
-            if (once := add_feature(base, first)) is not None
-        ),
-    )
-    return next((intent for intent, base in candidates if intent is not None and fits(intent, base)), None)
-
-
 def likeliest(features: list[Feature], count: int) -> list[Feature]:
     """Return the first `count` features of every evident kind."""
     kinds = dict.fromkeys(feature.kind for feature in features if feature.evident)
@@ -150,28 +105,19 @@ def add_feature(base: Intent, feature: Feature) -> Intent | None:
     return None if changed is None else replace(changed, features=(*base.features, feature.words))
 
 
-def _meant(base: Intent, **changes: Any) -> Intent | None:
-    """Return an interpretation with other fields."""
-    return replace(base, **changes)
-
-
 def _wired(base: Intent, **changes: Any) -> Intent | None:
     """Return an interpretation whose wiring has other fields."""
     return replace(base, wiring=replace(base.wiring, **changes))
 
 
-def _in_window(n: int, base: Intent) -> Intent | None:
-    return replace(base, window=n) if base.causal else replace(base, rule=window_rule(n, ahead=n - 1))
-
-
-def _with_prefix(n: int, base: Intent) -> Intent | None:
-    return replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
-
-
 _MASKS: dict[str, Callable[[int, Intent], Intent | None]] = {
-    "in a window of {}": _in_window,
+    "in a window of {}": lambda n, base: (
+        replace(base, window=n) if base.causal else replace(base, rule=window_rule(n, ahead=n - 1))
+    ),
     "in chunks of {}": lambda n, base: replace(base, rule=chunks(n)),
-    "with a visible prefix of {}": _with_prefix,
+    "with a visible prefix of {}": lambda n, base: (
+        replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
+    ),
     "in buckets of {} that also see the bucket before": lambda n, base: replace(base, rule=looking_back(n)),
 }
 
@@ -187,7 +133,7 @@ def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
 def _caps(numbers: list[float]) -> Iterator[Feature]:
     # Gemma 2 caps its scores at 50, Grok-1 at 30.
     for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
-        yield Feature("cap", f"with a soft cap of {cap:g}", partial(_meant, softcap=cap))
+        yield Feature("cap", f"with a soft cap of {cap:g}", partial(replace, softcap=cap))
 
 
 def _rotations(
@@ -288,23 +234,17 @@ def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -
     return _wired(base, bias=bias)
 
 
-def _usual_slopes(H: int) -> Tensor:
-    return torch.tensor(alibi_slopes(H), dtype=torch.float64)
-
-
-def _geometric_slopes(H: int) -> Tensor:
-    """Return 2^(−8h / H), which differs from the paper's slopes unless H is a power of two."""
-    return 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
-
-
 def _own_slopes(slopes: Tensor, H: int) -> Tensor:
     return slopes.double()
 
 
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     """Yield a bias by distance: the slopes of ALiBi, or those that the code holds."""
-    named: list[tuple[str, Callable[[int], Tensor]]] = [("with ALiBi", _usual_slopes)]
-    named += [("with ALiBi", _geometric_slopes)]
+    named: list[tuple[str, Callable[[int], Tensor]]] = [
+        ("with ALiBi", lambda H: torch.tensor(alibi_slopes(H), dtype=torch.float64)),
+        # This differs from the paper's slopes unless H is a power of two.
+        ("with ALiBi", lambda H: 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)),
+    ]
     for path, tensor in tensors:
         if tensor.numel() == H and H > 1 and not tensor.is_complex():
             # Stored with either sign they favour the near; learned ones may have any.

@@ -7,6 +7,7 @@ is right under one of them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,13 @@ from regard.checker.interpretation.cases import (
     is_certain,
     max_length,
 )
-from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
+from regard.checker.interpretation.hypotheses import (
+    Feature,
+    add_feature,
+    find_features,
+    head_width,
+    likeliest,
+)
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
@@ -316,6 +323,38 @@ def interpret(tried: Understanding) -> Understanding:
         # First among the wirings: a fused projection has dozens, and mistakes are sought under the first 24.
         understanding.intents = [*bases, *(intent for intent in more if intent is not None), *fitting[8:]]
     return understanding
+
+
+_LIKELY = 20  # features of one kind that are tried together with others
+
+
+def search(observations: list[Observation], bases: list[Intent], features: list[Feature]) -> Intent | None:
+    """Return the first interpretation that explains all observations.
+
+    The plain interpretations come first, then every feature alone, then the likeliest evident ones in pairs.
+
+    Arguments:
+        observations: questions with the code's answers.
+        bases: the plain interpretations, most plausible first.
+        features: what to try.
+    """
+    pairs = itertools.combinations(likeliest(features, _LIKELY), 2)
+    candidates: Iterator[Intent | None] = itertools.chain(
+        bases,
+        (add_feature(base, feature) for feature in features for base in bases),
+        (
+            add_feature(once, second)
+            for first, second in pairs
+            if first.kind != second.kind
+            for base in bases[:2]
+            if (once := add_feature(base, first)) is not None
+        ),
+    )
+    return next((intent for intent in candidates if intent is not None and _fits(intent, observations)), None)
+
+
+def _fits(intent: Intent, observations: list[Observation]) -> bool:
+    return all(intent.error(o.question, o.answer) < TOLERANCE for o in observations)
 
 
 def observe(subject: Subject, questions: Iterable[Question], dtype: torch.dtype) -> list[Observation]:

@@ -182,8 +182,9 @@ class Intent:
     def error(self, question: Question, answer: Answer) -> float:
         """Return how far an answer is from the correct one; inf if this interpretation does not fit."""
         try:
-            return relative_error(answer, self.answer(question))
-        except (RuntimeError, ValueError):
+            with torch.no_grad():
+                return relative_error(answer, self.answer(question))
+        except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
             return float("inf")
 
     @property

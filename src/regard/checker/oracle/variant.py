@@ -147,10 +147,14 @@ class AttentionVariant:
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)
         if n.G < H:
-            k, v = (self._regroup(x, H // n.G) for x in (k, v))
-        chunk = self._chunk(question, n)
+            tiled, times = self.groups == "tile", H // n.G
+            k, v = (x.repeat(1, times, 1, 1) if tiled else x.repeat_interleave(times, 1) for x in (k, v))
+        # How many keys are worked on at a time; None if all of them.
+        chunk = self.chunk if question.splits is None else -(-n.S // question.splits)
         if chunk is not None and self.stale:
-            late = _previous_chunk(k.shape[2], chunk)
+            # The key in the same place of the previous chunk; the first chunk keeps its own.
+            keys = torch.arange(k.shape[2])
+            late = torch.where(keys >= chunk, keys - chunk, keys)
             k, v = (x[:, :, late] if role in self.stale else x for x, role in ((k, "k"), (v, "v")))
         if self.batch == "together" and question.layout not in RAGGED_LAYOUTS:
             q, k, v = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (q, k, v))  # (1, H, B·T, D)
@@ -161,7 +165,9 @@ class AttentionVariant:
         scale = wiring.scale if wiring.scale is not None and self.scale is root else self.scale(n)
         scaled = (q @ k.mT) * scale  # (B, H, T, S)
         allowed = self._allowed(question, n, q.device)
-        if question.softcap is not None and self._caps_before(question):
+        if question.softcap is not None and (
+            self.softcap == "before" or (self.softcap == "dropped in pages" and question.page is None)
+        ):
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
         elif self.softcap == "not multiplied" and question.softcap is not None:
             scaled = torch.tanh(scaled / question.softcap)
@@ -236,17 +242,6 @@ class AttentionVariant:
             B, H, T, E = mixed.shape
             return mixed.permute(0, 2, 3, 1).reshape(B, T, H, E).transpose(1, 2)
         return mixed[:, :1].expand_as(mixed) if self.merge == "first head" else mixed
-
-    def _regroup(self, x: Tensor, times: int) -> Tensor:
-        return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
-
-    def _caps_before(self, question: Question) -> bool:
-        dropped_in_pages = self.softcap == "dropped in pages" and question.page is None
-        return self.softcap == "before" or dropped_in_pages
-
-    def _chunk(self, question: Question, n: CaseSizes) -> int | None:
-        """Return how many keys are worked on at a time; None if all of them."""
-        return self.chunk if question.splits is None else -(-n.S // question.splits)
 
     def _remerge(self, weights: Tensor, masked: Tensor, chunk: int) -> Tensor:
         """Weight the chunks of keys by their lse in another base than it is in."""
@@ -387,12 +382,6 @@ def _exchanged(mask: Tensor, how: str, n: CaseSizes) -> Tensor:
         item = torch.arange(n.B * n.H, device=mask.device) % n.B
         return mask[item].view(n.B, n.H, *mask.shape[2:])
     return mask[:1] if how == "first item" else mask
-
-
-def _previous_chunk(S: int, chunk: int) -> Tensor:
-    """Return for every key the one in the same place of the previous chunk; the first chunk keeps its own."""
-    keys = torch.arange(S)
-    return torch.where(keys >= chunk, keys - chunk, keys)
 
 
 CORRECT = AttentionVariant()

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
-from regard.checker.interpretation.hypotheses import search
-from regard.checker.interpretation.understand import NEARLY_RIGHT, Understanding, observe
+from regard.checker.interpretation.understand import NEARLY_RIGHT, Understanding, observe, search
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, describe_difference, fitting_intents
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT

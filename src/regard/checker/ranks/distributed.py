@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -23,12 +23,13 @@ from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import Cases, declared_causality
 from regard.checker.interpretation.understand import Understanding
-from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, relative_difference
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, relative_difference, relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.diagnosis import describe_failure
 from regard.checker.probes.numbers import judge_lse
 from regard.checker.ranks.ring import predict_mistakes, predict_orders
+from regard.checker.reference import prepare_reference
 from regard.checker.sandbox import TIMEOUT, WorkerResult, run
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
@@ -45,12 +46,17 @@ _ARGUMENTS = {
 }
 
 
+Whole = Callable[[Intent, Question], Answer]
+"""Gives the right answer for the whole sequence."""
+
+
 def check_on_processes(
     thing: Any,
     processes: int,
     init: dict[str, Any],
     options: dict[str, Any],
     scale: float | None = None,
+    reference: Any = None,
 ) -> CheckSession:
     """Run a function on several processes and compare it with attention of the whole sequence.
 
@@ -61,6 +67,7 @@ def check_on_processes(
         init: further arguments of the function.
         options: those of `check`.
         scale: the scale that it should have, if not 1/√D.
+        reference: the caller's own version for the whole sequence, to compare with instead.
 
     Returns the session with the findings; raises `CheckError` if a process fails or waits in vain.
     """
@@ -73,10 +80,39 @@ def check_on_processes(
     spec = importable_name(thing, processes)
     subject = adapt_for_ranks(thing, init, processes)
     trials = make_trials(subject, processes, options)
+    whole: Whole = expected_of_oracle
+    if reference is not None:
+        whole = expected_of_reference(reference, subject, init, options)
     answers = run_ranks([spec], processes, init, trials)[spec]
     if isinstance(answers, str):
         raise CheckError(f"{subject.name} could not be run on {processes} processes: {answers}")
-    return judge(subject, processes, trials, answers, options, scale)
+    return judge(subject, processes, trials, answers, options, scale, whole)
+
+
+def expected_of_oracle(intent: Intent, question: Question) -> Answer:
+    """Return the attention of the whole sequence."""
+    return intent.answer(question)
+
+
+def expected_of_reference(
+    reference: Any, subject: Subject, init: dict[str, Any], options: dict[str, Any]
+) -> Whole:
+    """Return a function that asks the caller's reference."""
+    theirs = adapt(reference, init)
+    if "causal" in subject.arguments and "causal" not in theirs.arguments and options.get("causal") is None:
+        raise CheckError(
+            f"your reference {theirs.name} has no causal argument: say causal=True or causal=False"
+        )
+    session = prepare_reference(theirs, subject, {}, options)
+
+    def expected(intent: Intent, question: Question) -> Answer:
+        reply = session.subject.run(question.to(session.dtype))
+        if reply.answer is None:
+            shapes = question.shapes()
+            raise CheckError(f"your reference {theirs.name} could not be run on {shapes}: {reply.error_line}")
+        return reply.answer
+
+    return expected
 
 
 def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subject:
@@ -224,6 +260,7 @@ def judge(
     answers: Answers,
     options: dict[str, Any],
     scale: float | None = None,
+    whole: Whole = expected_of_oracle,
 ) -> CheckSession:
     """Compare the answers with those of the whole, in a layout in which they are right or a mistake fits."""
     causal = options.get("causal")
@@ -244,11 +281,11 @@ def judge(
             candidate, candidate, cases, intents, None, torch.float64, first, [order], declared
         )
         session = CheckSession(understanding, options)
-        _compare(session, observations, processes)
+        _compare(session, observations, processes, whole)
         sessions.append((session, observations))
         if understanding.right_intent is not None:
             return session
-    for session, observations in sessions:
+    for session, observations in sessions if whole is expected_of_oracle else []:
         if not any(s.undecided or s.diagnoses for s, _ in sessions):
             _name_mistakes(session, observations)
     return next((s for s, _ in sessions if s.undecided or s.diagnoses), sessions[0][0])
@@ -259,18 +296,19 @@ def _question(cases: Cases, trial: dict[str, Any]) -> Question:
     return replace(cases.plain(name, **trial["sizes"]), flag=trial["flag"])
 
 
-def _errors(observations: list[Observation], intent: Intent) -> list[float]:
-    return [intent.error(o.question, o.answer) for o in observations]
+def _errors(observations: list[Observation], intent: Intent, whole: Whole) -> list[float]:
+    return [relative_error(o.answer, whole(intent, o.question)) for o in observations]
 
 
-def _compare(session: CheckSession, observations: list[Observation], processes: int) -> None:
+def _compare(session: CheckSession, observations: list[Observation], processes: int, whole: Whole) -> None:
     """Record whether the output is right, and which mistake fits if it is not."""
     understanding = session.understanding
-    intents = sorted(understanding.intents, key=lambda intent: max(_errors(observations, intent)))
-    errors = _errors(observations, intents[0])
+    intents = sorted(understanding.intents, key=lambda intent: max(_errors(observations, intent, whole)))
+    errors = _errors(observations, intents[0], whole)
+    softmax = whole is expected_of_oracle
     if max(errors) < TOLERANCE:
         understanding.right_intent = intents[0]
-    elif _name_order(session, observations, processes):
+    elif softmax and _name_order(session, observations, processes):
         return
     for name in dict.fromkeys(o.question.name for o in observations):
         worst = max(e for e, o in zip(errors, observations, strict=True) if o.question.name == name)
@@ -283,13 +321,14 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
             )
             session.add_failure(name, detail)
     if understanding.right_intent is None:
-        _name_mistakes_of_processes(session, observations, processes)
+        if softmax:
+            _name_mistakes_of_processes(session, observations, processes)
         failing = [o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE]
         wrong = min(failing, key=lambda o: o.question.q.numel())
-        expected = intents[0].answer(wrong.question).output
+        expected = whole(intents[0], wrong.question).output
         difference = describe_failure(wrong.question, wrong.answer.output, expected)
         session.example = f"The smallest failing case:\n{difference}"
-    lse, expected_lse = observations[-1].answer.lse, intents[0].answer(observations[-1].question).lse
+    lse, expected_lse = observations[-1].answer.lse, whole(intents[0], observations[-1].question).lse
     if understanding.right_intent is not None and lse is not None and expected_lse is not None:
         judge_lse(session, lse, expected_lse)
     session.add_skip("gradients and precision", "on several processes only the outputs are compared")
@@ -320,7 +359,7 @@ def _name_mistakes_of_processes(
 def _name_mistakes(session: CheckSession, observations: list[Observation]) -> None:
     """Name the mistake of the catalogue that reproduces every output."""
     for match in diagnose(observations, session.understanding.intents)[:1]:
-        worst = max(_errors(observations, session.understanding.intents[0]))
+        worst = max(_errors(observations, session.understanding.intents[0], expected_of_oracle))
         session.add_match(match, worst / TOLERANCE)
 
 

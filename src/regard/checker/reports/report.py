@@ -268,8 +268,8 @@ class Report:
     def from_dict(cls, data: dict[str, Any]) -> Report:
         """Return the report that `to_dict` made `data` of."""
         parts = {"checks": Check, "diagnoses": Diagnosis, "layers": LayerVerdict}
-        own = {f.name: data[f.name] for f in fields(cls) if f.name not in parts}
-        return cls(**own, **{name: [kind(**part) for part in data[name]] for name, kind in parts.items()})
+        own: dict[str, Any] = {f.name: data[f.name] for f in fields(cls)}
+        return cls(**own | {name: [kind(**part) for part in own[name]] for name, kind in parts.items()})
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the report as JSON, indented by `indent` spaces; None puts it on one line."""

@@ -33,25 +33,9 @@ from regard.checker.subject.source import FunctionState
 from regard.checker.subject.subject import Subject
 
 # Values for required arguments, by their meaning, that ask for plain attention.
-_NEUTRAL: dict[str, Any] = {
-    "mask": None,
-    "padding": None,
-    "bias": None,
-    "cache": None,
-    "use_cache": False,
-    "start": 0,
-    "context": None,
-}
-_NEUTRAL |= {
-    "causal": False,
-    "dropout": 0.0,
-    "training": False,
-    "weights": True,
-    "lse": True,
-    "average": False,
-}
-
-
+_NEUTRAL: dict[str, Any] = dict.fromkeys(("mask", "padding", "bias", "cache", "context"))
+_NEUTRAL |= {"use_cache": False, "start": 0, "causal": False, "dropout": 0.0, "training": False}
+_NEUTRAL |= {"weights": True, "lse": True, "average": False}
 # Meanings of required arguments whose values depend on the question: `Subject` supplies them.
 _SUPPLIED = ("heads", "rotary", "cos", "sin", "head_width", "rows", "columns", "sinks", "scale")
 
@@ -144,15 +128,16 @@ def _of_module(
     name = type(module).__name__
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
         raise CheckError(f"{name} is not an attention: pass the part of the model that is")
-    own, lists = _own_copy(_materialise(module, call))
+    own = copy_module(_materialise(module, call))
+    lists = _register_lists(own)
+    # Zero biases and tiny weights could hide a mistake.
+    draw_weights(own)
     positional, inputs, arguments, extra = _read_signature(module, name, call)
     layout = "TBC" if _is_time_first(module) else "BTC"
     if inputs == "qkv" and not any(True for _ in own.parameters()):
         layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
-    subject = Subject(
-        name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
-    )
-    subject.by_name, subject.call = _needs_names(module, positional), call
+    subject = Subject(name, own.eval(), own, cls, init, arguments, positional, inputs, layout, extra=extra)
+    subject.by_name, subject.call, subject.plain_lists = _needs_names(module, positional), call, lists
     subject.head_width = _declared_head_width(own) if layout == "BHTD" else None
     return subject
 
@@ -249,17 +234,6 @@ def _declared_head_width(module: nn.Module) -> int | None:
         if 1 < round(width) <= 1024 and abs(width - round(width)) < 1e-6 * width:
             return round(width)
     return None
-
-
-def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """Copy a module with new random weights, since zero biases and tiny weights could hide a mistake.
-
-    Returns the copy in eval mode, and the names of its plain lists of modules.
-    """
-    own = copy_module(module)
-    lists = _register_lists(own)
-    draw_weights(own)
-    return own.eval(), lists
 
 
 def draw_weights(module: nn.Module) -> None:

@@ -9,54 +9,31 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import tomllib
 import typing
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import parameters_of
 
-SIZES: dict[str, Any] = {
-    "width": 48,
-    "out_width": 48,
-    "context_width": 48,
-    "heads": 4,
-    "groups": 2,
-    "head_width": 12,
-    "length": 16,
-    "dropout": 0.5,  # disabled when numbers are compared, and strong when dropout itself is checked
-    "keep": 0.5,  # the probability to keep a number in dropout
-    "window": 3,
-    "softcap": 2.0,
-    "layer": 0,
-    "layers": 2,
-    "batch": 2,
-    # √ of the width of a head: attention-is-all-you-need-pytorch divides by `temperature=d_k ** 0.5`.
-    "temperature": 12**0.5,
-    "vocabulary": 64,
-    "inner_width": 80,
-    "epsilon": 1e-5,
-    "rotary_base": 10000.0,
-    "padding_id": 0,
-    "device": "cpu",
-    "max_batch": 4,
-}
-_DEEPEST = 12  # layers: a default up to this is kept, since one layer may differ from the others
-# Values that stay at any default that the author gave.
-_KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device", "max_batch")
-# OpenAI's GPT-2 takes `hparams`, Llama's own code `args` and `params`.
-_CONFIGS = ("config", "cfg", "args", "conf", "hparams", "params", "model_args")
+_GUESSES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
+SIZES: dict[str, Any] = _GUESSES["sizes"]
 # Widths for code that needs many channels, such as a group norm of 32 groups.
-WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
-# Sizes that stay None if that is their default.
-_OPTIONAL = {"window", "softcap", "groups", "context_width", "head_width", "layer", "dropout", "temperature"}
-_OPTIONAL |= {"keep"}
+WIDE: dict[str, Any] = _GUESSES["wide"]
+_DEEPEST = 12  # layers: a default up to this is kept, since one layer may differ from the others
+# By meaning: values that stay at any default, or at None, and those that are small in a configuration.
+_KEPT: list[str] = _GUESSES["kept"]
+_OPTIONAL: list[str] = _GUESSES["optional"]
+_SMALL: list[str] = _GUESSES["small"]
+_CONFIGS: list[str] = _GUESSES["configs"]
 
 
 def build(
@@ -95,9 +72,8 @@ def _build(cls: type[nn.Module], arguments: dict[str, Any], seed: int) -> nn.Mod
             missing, read = error.field, f"reads `config.{error.field}`"
             raise CheckError(_missing(cls, missing, read)) from error
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
-        text = (str(error).strip().splitlines() or ["no message"])[0][:200]
         raise CheckError(
-            f"{cls.__name__}({shown}) raised {type(error).__name__}: {text}; "
+            f"{cls.__name__}({shown}) raised {error_line(error)}; "
             f"pass its arguments: --with name=value, or check({cls.__name__}, init={{…}})"
         ) from error
 
@@ -206,11 +182,6 @@ def _config(cls: type, name: str, init: dict[str, Any], sizes: dict[str, Any]) -
         if name in init:
             small[name] = init[name]
     return kind(**small)
-
-
-# The sizes that are small in a configuration whatever its defaults are.
-_SMALL = {"width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers"}
-_SMALL |= {"inner_width", "keep"}
 
 
 class UnknownFieldError(AttributeError):

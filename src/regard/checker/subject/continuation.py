@@ -7,6 +7,7 @@ run, and once the state of the module or of the cache was seen to change.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import re
@@ -23,6 +24,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import make_values
 from regard.checker.subject.construct import SIZES, annotated_class, constructor_arguments
+from regard.checker.subject.source import cache_parts
 from regard.checker.subject.subject import Subject
 
 # Continues a sequence: step(module, x, state) -> (output, state). The first call gets state=None.
@@ -62,10 +64,8 @@ def has_cache(subject: Subject) -> str:
         return ""
     if "cache" in subject.arguments or "use_cache" in subject.arguments:
         return f"argument `{subject.arguments.get('cache') or subject.arguments['use_cache']}`"
-    for path, part in module.named_modules():
-        names = [*vars(part), *part._buffers, *(name for name, _ in part.named_children())]
-        if name := next((name for name in names if vocabulary.is_cache(name)), ""):
-            return f"attribute `{f'{path}.{name}'.lstrip('.')}`"
+    if held := cache_parts(module):
+        return f"attribute `{held[0]}`"
     methods = [name for name in _methods(module) if _RESET.search(name) or _SETUP.search(name)]
     # `reset` and `clear` alone may be about anything.
     methods = [name for name in methods if name not in ("reset", "clear")] or _steps(module)
@@ -99,7 +99,8 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     on = {p.name: True for p in flags if p.default is False and "cache" in p.name}
     installations = list(_installations(module))
     # Without an installation it would only seem to ignore its cache.
-    keeps = installations or ([_begin] if on or switch or _keeps_cache(module) else [])
+    kept = bool(cache_parts(module)) or any(map(_SETUP.search, _methods(module)))
+    keeps = installations or ([_begin] if on or switch or kept else [])
     # gpt-fast passes a mask over all slots of its cache.
     slots = int(SIZES["length"]) if installations else None
     for first in keeps:
@@ -173,12 +174,6 @@ def _install(name: str, kind: type, heads: int, module: nn.Module, x: Tensor) ->
     setattr(module, name, _construct(kind, module, x, heads=heads))
 
 
-def _keeps_cache(module: nn.Module) -> bool:
-    """Return whether a module has an attribute or a buffer for a cache, or a method that creates one."""
-    names = [name for part in module.modules() for name in (*vars(part), *part._buffers)]
-    return any(map(vocabulary.is_cache, names)) or any(map(_SETUP.search, _methods(module)))
-
-
 # Llama's own code takes a number, gpt-fast positions (T,), and Transformers positions (B, T).
 _POSITIONS: tuple[Callable[[int, Tensor], Any], ...] = (
     lambda start, x: start,
@@ -240,22 +235,13 @@ def _cache_kinds(module: nn.Module) -> list[type]:
     return [x for name, x in own if "cache" in name.lower()]
 
 
-def begin_sequence(module: nn.Module, x: Tensor) -> bool:
-    """Reset or create the caches inside a module; returns whether it has a method for that."""
+def _begin(module: nn.Module, x: Tensor) -> None:
+    """Create or reset the caches inside a module, if it has methods for that."""
     methods = _methods(module)
-    done = False
     # A cache must exist before it can be emptied.
     for name in [*filter(_SETUP.search, methods), *filter(_RESET.search, methods)]:
-        try:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, AttributeError):
             _call_with_sizes(getattr(module, name), module, x)
-            done = True
-        except (TypeError, ValueError, RuntimeError, AttributeError):
-            continue
-    return done
-
-
-def _begin(module: nn.Module, x: Tensor) -> None:
-    begin_sequence(module, x)
 
 
 def _methods(module: nn.Module) -> list[str]:

@@ -92,6 +92,8 @@ class InsideSubject(Subject):
 
     places: dict[str, Place] = field(default_factory=dict)  # of "query", "key", "value" and "merged"
     sources: tuple[int, int, int] | None = (0, 1, 2)  # the input of each role; None if it is not clear
+    # By their inputs, which stay: hundreds of interpretations ask for the projections of one question.
+    projected: dict[tuple[Tensor, ...], list[Tensor]] = field(default_factory=dict)
 
     def _run(
         self, question: Question, module: nn.Module | None = None, dropout: bool = False
@@ -124,6 +126,9 @@ class InsideSubject(Subject):
 
     def project(self, question: Question) -> list[Tensor]:
         """Return the module's own queries, keys and values on a question, (B, T, width) each."""
+        inputs = (question.q, question.k, question.v)
+        if inputs in self.projected:
+            return self.projected[inputs]
         items = []
         bare = replace(question, mask=None, padding=None, bias=None)  # projections do not depend on masks
         for item, plain in zip(question.items(), bare.items(), strict=True):
@@ -134,7 +139,7 @@ class InsideSubject(Subject):
                 raise RuntimeError(reply.error_line)
             lengths = (item.q.shape[-2], item.k.shape[-2], item.k.shape[-2])
             items.append([self.places[r].read(calls, n) for r, n in zip(_ROLES, lengths, strict=True)])
-        return [torch.stack(parts) for parts in zip(*items, strict=True)]
+        return self.projected.setdefault(inputs, [torch.stack(x) for x in zip(*items, strict=True)])
 
     def acting_roles(self) -> tuple[int, int, int] | None:
         """Return which of query, key and value, by the names of its layers, acts as each of them.

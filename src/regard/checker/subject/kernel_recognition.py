@@ -15,18 +15,8 @@ from regard.checker.subject.call_tensors import is_required, missing_argument, p
 from regard.checker.subject.framework_layouts import InterfaceLayout, MaskInterfaceLayout, ModLayout
 from regard.checker.subject.kernel_layouts import KernelLayout, TensorLayout
 
-_OPTIONS: tuple[str, ...] = (
-    "causal",
-    "window",
-    "softcap",
-    "scale",
-    "lse",
-    "mask",
-    "dropout",
-    "training",
-    "weights",
-)
-_OPTIONS += ("sinks", "splits", "left window", "right window")
+_OPTIONS = {"causal", "window", "softcap", "scale", "lse", "mask", "dropout", "training", "weights", "sinks"}
+_OPTIONS |= {"splits", "left window", "right window"}
 _MODS = (("b", "batch", "batch_idx"), ("h", "head", "head_idx"), ("q_idx", "q", "query_idx", "q_index"))
 
 
@@ -122,7 +112,7 @@ def _candidates(
         return _cached(names, forms, optional=optional)
     if "query starts" in names and (has_inputs or "qkv" in names or {"query", "kv"} <= names.keys()):
         return [TensorLayout(names)]
-    if has_inputs and ("cache" in names["key"] or names.get("lengths") in _CACHE_LENGTHS):
+    if has_inputs and ("cache" in names["key"] or _CACHE_LENGTHS.search(names.get("lengths", ""))):
         return _cached(names, _QUERY_FORMS)
     return []
 
@@ -134,15 +124,8 @@ def _cached(
     return [TensorLayout(names, queries, keys, single, optional) for keys, (queries, single) in orders]
 
 
-# Names of lengths that belong to a cache. `lengths` beside q, k and v may mean padding.
-_CACHE_LENGTHS = (
-    "context_lens",
-    "cache_seqlens",
-    "seqused_k",
-    "cache_lens",
-    "context_lengths",
-    "cache_lengths",
-)
+# Lengths of this name belong to a cache. `lengths` beside q, k and v may mean padding.
+_CACHE_LENGTHS = re.compile(r"^(context|cache)_(len|length|seqlen)s$|^seqused_k$")
 # Several queries come before one, so that code that takes several is tried on several.
 _QUERY_FORMS = (("BTHD", False), ("BHTD", False), ("BHD", False), ("BTHD", True), ("BHTD", True))
 

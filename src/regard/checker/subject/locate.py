@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 
 MAX_LISTED = 1 << 17  # bytes of a file that is parsed only to list what it defines
 
@@ -73,8 +73,7 @@ def import_place(place: str, name: str = "Name") -> ModuleType:
             hint = f": install {error.name}, or run where it can be imported"
         elif isinstance(error, ImportError) and "relative import" in str(error):
             hint = _as_module(Path(place), name)
-        text = (str(error).strip().splitlines() or [""])[0]
-        raise CheckError(f"{place} does not import: {type(error).__name__}: {text}{where}{hint}") from error
+        raise CheckError(f"{place} does not import: {error_line(error)}{where}{hint}") from error
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -203,6 +203,17 @@ def attention_parts(module: nn.Module) -> list[str]:
     return found
 
 
+def cache_parts(module: nn.Module) -> list[str]:
+    """Return the paths of a module's attributes, buffers and parts that are named like a cache."""
+    # vars() of a module holds all its buffers in one dict, and so its parts, not by their names.
+    names = [
+        (path, name)
+        for path, part in module.named_modules()
+        for name in (*vars(part), *part._buffers, *part._modules)
+    ]
+    return [f"{path}.{name}".lstrip(".") for path, name in names if vocabulary.is_cache(name)]
+
+
 def model_sentence(parts: list[str]) -> str:
     """Return what to do with a model that holds these attentions."""
     shown = re.sub(r"\.(\d+)", r"[\1]", parts[0])

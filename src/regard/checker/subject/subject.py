@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
 from regard.checker.oracle.question import Answer, Question
-from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import (
     SEQUENCES,
     MaskForm,
@@ -38,7 +37,7 @@ from regard.checker.subject.call_tensors import (
 )
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout
 from regard.checker.subject.reply import CallMonitor, OutputShapeError, Reply, WatchedCall
-from regard.checker.subject.source import FunctionState
+from regard.checker.subject.source import FunctionState, cache_parts
 
 
 @dataclass
@@ -95,16 +94,10 @@ class Subject:
     def runnable(self, dtype: torch.dtype) -> nn.Module | None:
         """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
         module = self.module_as(dtype)
-        stateful = module is not None and (
-            bool({"cache", "use_cache"} & self.arguments.keys())
-            or any(
-                vocabulary.is_cache(name)
-                for part in module.modules()
-                # vars() of a module holds all its buffers in one dict, not by their names.
-                for name in (*vars(part), *part._buffers)
-            )
-        )
-        return copy_module(module) if module is not None and stateful else module
+        if module is None:
+            return None
+        stateful = {"cache", "use_cache"} & self.arguments.keys() or cache_parts(module)
+        return copy_module(module) if stateful else module
 
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""

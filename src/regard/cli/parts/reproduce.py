@@ -43,11 +43,11 @@ def reproduce(
       regard reproduce induction --quick
       regard reproduce induction --device cuda --out results
     """
-    from regard.reproduce.runs import NAMES, load
+    from regard.reproduce.runs import RESULTS, load
 
     if not names:
-        for name in NAMES:
-            typer.echo(f"{name:12} {load(name).ABOUT.title}")
+        for name, about in RESULTS.items():
+            typer.echo(f"{name:12} {about.title}")
         return
     for name in names:
         load(name)  # a wrong name is said before minutes of work
@@ -62,7 +62,7 @@ def reproduce(
         options = RunOptions(quick, chosen, seed, report=lambda line: typer.echo(escape(line), err=True))
         record = run(name, options)
         json_file, picture = save(record, out)
-        typer.echo(fill(f"{name}: {load(name).ABOUT.claim}"))
+        typer.echo(fill(f"{name}: {RESULTS[name].claim}"))
         for check in record.findings.checks:
             typer.echo(f"  {check}")
         if record.findings.note:

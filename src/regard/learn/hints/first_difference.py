@@ -13,6 +13,7 @@ import re
 import traceback
 import warnings
 from collections import defaultdict
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -147,12 +148,6 @@ class _Runs:
                 return node
         return None
 
-    def before_the_first(self, first: Assignment, match: Assignment) -> LineDifference:
-        """The difference that a line is which should stand before the first one of a function."""
-        both = f"{line_of(match.statement, self.solution)}; {line_of(first.statement, self.mine)}"
-        said = f"{match.function} needs a line before this one"
-        return LineDifference(first.statement.lineno, match.name, said, both)
-
     def is_elsewhere(self, match: Assignment) -> bool:
         """Whether a line that this trial did not run, such as one for training alone, assigns that name."""
         return _targets_in(self.mine, match.function).count(match.name) > len(self.own_by_key[match.key])
@@ -275,23 +270,27 @@ def _find_unset(runs: _Runs, has_ended: bool = True) -> LineDifference | None:
         if is_result or number or is_attribute or is_call or runs.lone_expression(match):
             if found := runs.missing(match):
                 return found
-            if is_call:  # super().__init__(), which no line stands before
-                return runs.before_the_first(made[0], match)
+            if is_call:  # super().__init__(), which no line stands before: the error says it
+                return None
             return runs.replaced(made[-1], match, f"{match.function} needs this line")
     return None
 
 
+def _raising(error: Exception, mine: Program) -> Iterator[tuple[str, ast.stmt, list[str]]]:
+    """Yield the statements that an error passed, from the innermost, each with its function and its names."""
+    frames = [f for f in traceback.walk_tb(error.__traceback__) if f[0].f_code.co_filename == mine.file]
+    for frame, line in reversed(frames):
+        for statement in ast.walk(ast.parse(mine.text)):
+            if isinstance(statement, ast.stmt) and statement.lineno == line:
+                names = ["return"] if isinstance(statement, ast.Return) else targets_of(statement)
+                yield frame.f_code.co_name, statement, names
+
+
 def _unknown_line(error: Exception, runs: _Runs, mine: Program) -> int | None:
     """The line that raised an error, if the solution assigns nothing of its names; else None."""
-    frames = [f for f in traceback.walk_tb(error.__traceback__) if f[0].f_code.co_filename == mine.file]
-    if not frames:
-        return None
-    frame, line = frames[-1]
-    for statement in ast.walk(ast.parse(mine.text)):
-        if isinstance(statement, ast.stmt) and statement.lineno == line:
-            names = ["return"] if isinstance(statement, ast.Return) else targets_of(statement)
-            known = any(runs.expected_by_key[frame.f_code.co_name, name] for name in names)
-            return line if names and not known else None
+    for function, statement, names in _raising(error, mine):
+        known = any(runs.expected_by_key[function, name] for name in names)
+        return statement.lineno if names and not known else None
     return None
 
 
@@ -371,20 +370,14 @@ def _find_raising(
     error: Exception, counts: dict[Key, int], runs: _Runs, mine: Program
 ) -> LineDifference | None:
     """The difference that a line which raised an error is: all before it is right."""
-    frames = [f for f in traceback.walk_tb(error.__traceback__) if f[0].f_code.co_filename == mine.file]
     # From the innermost: what it was given may be the caller's mistake.
-    for frame, line in reversed(frames):
-        function = frame.f_code.co_name
-        for statement in ast.walk(ast.parse(mine.text)):
-            if not isinstance(statement, ast.stmt) or statement.lineno != line:
-                continue
-            names = ["return"] if isinstance(statement, ast.Return) else targets_of(statement)
-            for name in names:
-                matches = runs.expected_by_key[function, name]
-                number = min(counts[function, name] + 1, len(matches))
-                if number and not _is_same(statement, matches[number - 1].statement):
-                    right = line_of(matches[number - 1].statement, runs.solution)
-                    return LineDifference(line, name, "", right, raised=True)
+    for function, statement, names in _raising(error, mine):
+        for name in names:
+            matches = runs.expected_by_key[function, name]
+            number = min(counts[function, name] + 1, len(matches))
+            if number and not _is_same(statement, matches[number - 1].statement):
+                right = line_of(matches[number - 1].statement, runs.solution)
+                return LineDifference(statement.lineno, name, "", right, raised=True)
     return None
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.learn.exercise import marks_of, plain_solution, solution_of
-from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE, STAR, STAR_ERROR
+from regard.learn.exercise import marks_of, plain_solution
+from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE
 from regard.learn.lesson import Lesson, Outcome, Task
 from regard.learn.mistakes import find_mistake
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 UNKNOWN_NAME = re.compile(r"\b(NameError|UnboundLocalError): ")
 SECONDS = 20.0  # that trying lines may take, before it is given up
 TOGETHER = re.compile(r"\. After that: |, together with ")
-SINGLE_STAR = re.compile(r"(?<!\*)\*(?!\*)")
-MATRIX_PRODUCT = re.compile(r"sum\(|matmul\(|mm\(")  # `einsum` and `bmm` among them
 # Code in a sentence: a call, an index, an assignment, a product.
 CODE = re.compile(r"\w\(|\w\[|=| @ | [*/] |\.mT|\bcos\b.*\bsin\b")
 AXES = re.compile(r"\([BHTSG…][,)]|\([\w…]+, [^)]*\)")  # (B, T, d_model)
@@ -54,20 +53,19 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
         return replace(outcome, hints=tuple(filter(None, (outcome.hint, outcome.more))))
     if not task.trials:  # a number to predict: whether it is more or less is told before how to find it
         return replace(outcome, hints=tuple(filter(None, (outcome.more, outcome.hint))))
-    chains = _find_differences(task, module, lesson, are_tried)
+    # Here, since it imports PyTorch, and the command that starts the worker needs none.
+    from regard.learn.hints.first_difference import find_differences
+
+    chains = _in_trials(find_differences, task, module, lesson, task.is_quick or are_tried)
+    if task.is_quick:  # of several mistakes one trial may show the second, and a later trial the first
+        chains.sort(key=lambda differences: differences[0].line)
     differences = chains[0] if chains else []
     # All that is wrong may have been recognised together: both signs of a turn turn it the other way round.
     is_known = outcome.hint not in {"", *GENERAL, *task.summaries} and not ERROR.search(outcome.message)
     if differences and task.is_quick and not outcome.mistake and not is_known:
         outcome = _with_name(outcome, task, module, lesson, differences[0])
     place = _find_place(outcome, task, module, lesson, chains, are_tried)
-    if place is not None and _has_star_for_at(module, place.differences[0]):
-        outcome = replace(outcome, hint=STAR)
-    if place is None:
-        has_product = "@" in solution_of(lesson.solution, task.name)
-        hint = _hint_without_line(outcome, differences, has_product)
-    else:
-        hint = _hint_with_line(outcome, task, place)
+    hint = _hint_with_line(outcome, task, place) if place else _hint_without_line(outcome, differences)
     hints = _steps(outcome, task, lesson, place, hint)
     # What the judge has found together is two things, in whichever lesson.
     more = " At least two things differ." if TOGETHER.search(outcome.message) else ""
@@ -87,27 +85,27 @@ def _find_place(
     # What takes minutes to judge is not judged again.
     if not are_tried or task.reports_progress:
         return HintPlace((with_lines[0][0],), True) if with_lines else None
+    from regard.learn.hints.own_names import find_missing_steps, find_superfluous
     from regard.learn.hints.tried_lines import find_helping
 
     end = time.monotonic() + SECONDS
-    if found := find_helping(task, module, outcome, with_lines, end):
-        return HintPlace(*found)
+    if with_lines:
+        found = find_helping(task, module, outcome, with_lines, end)
+        return HintPlace(*found) if found else None
     # A line of the learner's own, with names of its own, may still be found by what it holds.
-    steps = [] if with_lines else _find_missing_steps(task, module, lesson)
+    steps = _in_trials(find_missing_steps, task, module, lesson)
     if found := find_helping(task, module, outcome, steps, end):
         return HintPlace(*found)
-    superfluous = [] if with_lines else _find_superfluous(task, module, lesson)
-    found = find_helping(task, module, outcome, superfluous, end)
+    superfluous = find_superfluous(task.name, module, plain_solution(lesson.solution))
+    found = find_helping(task, module, outcome, [[line] for line in superfluous], end)
     # A line that is left out may only hide what is wrong, unless nothing is wrong any more.
     return HintPlace(*found) if found and found[1] else None
 
 
-def _hint_without_line(outcome: Outcome, differences: list[LineDifference], has_product: bool) -> str:
+def _hint_without_line(outcome: Outcome, differences: list[LineDifference]) -> str:
     """The whole hint where no line is to be named."""
     known = find_mistake(outcome.mistake)
     hint = outcome.hint or (known.fix if known else "")
-    if has_product and STAR_ERROR.search(outcome.message):
-        hint = STAR if not hint or hint in GENERAL else f"{STAR}; {hint}"
     # What is only said of a line, without another one for it, was not tried.
     told = next((difference for difference in differences if not difference.right), None)
     if told is not None and (not hint or hint in GENERAL):
@@ -125,8 +123,6 @@ def _hint_with_line(outcome: Outcome, task: Task, place: HintPlace) -> str:
     elsewhere = not difference.raised and outcome.hint not in task.error_hints
     misleads = outcome.hint in GENERAL | task.summaries or (elsewhere and ERROR.search(outcome.message))
     reason = "" if misleads or outcome.hint in difference.right else outcome.hint
-    if outcome.hint == STAR:
-        reason = STAR
     if not outcome.mistake or difference.after:
         reason = reason or difference.said
     return f"{reason.rstrip('.')}; {write}" if reason else write
@@ -230,61 +226,29 @@ def _words_of(hint: str) -> str:
     return "; ".join(words)
 
 
-def _has_star_for_at(module: ModuleType, difference: LineDifference) -> bool:
-    """Whether a line of the learner's has `*` where the right one has `@`; a sum of products is one, too."""
-    own, right = _line_of(module, difference.line), difference.right
-    products, right_products = (len(SINGLE_STAR.findall(line)) for line in (own, right))  # a power is none
-    # What adds products up, in a loop, is a product of matrices, too.
-    other = difference.after or "+=" in own or MATRIX_PRODUCT.search(own) is not None
-    return not other and own.count("@") < right.count("@") and products > right_products
-
-
 def _line_of(module: ModuleType, number: int) -> str:
     """A line of the learner's file, without its comment."""
     program = Path(str(module.__file__)).read_text(encoding="utf-8")
     return program.splitlines()[number - 1].split("  #")[0].strip()
 
 
-def _find_differences(
-    task: Task, module: ModuleType, lesson: Lesson, in_every_trial: bool
+def _in_trials(
+    find: Callable[..., list[LineDifference]],
+    task: Task,
+    module: ModuleType,
+    lesson: Lesson,
+    in_every: bool = True,
 ) -> list[list[LineDifference]]:
-    """Where the learner's code differs from the solution, in each of the trials in which that can be told."""
-    # Here, since it imports PyTorch, and the command that starts the worker needs none.
-    from regard.learn.hints.first_difference import find_differences
-
-    solution = plain_solution(lesson.solution)
+    """What is found by running the learner's code beside the solution, in each trial where it can be told."""
     found = []
     for trial in task.trials:
         # The learner's code may do anything, and an answer without this hint is better than none.
         with contextlib.suppress(Exception):
-            if differences := find_differences(task.name, trial, module, solution):
-                found.append(differences)
-                if not task.is_quick and not in_every_trial:
+            if lines := find(task.name, trial, module, plain_solution(lesson.solution)):
+                found.append(lines)
+                if not in_every:
                     break
-    # Of several mistakes one trial may show the second, and a later trial the first.
-    return sorted(found, key=lambda differences: differences[0].line) if task.is_quick else found
-
-
-def _find_missing_steps(task: Task, module: ModuleType, lesson: Lesson) -> list[list[LineDifference]]:
-    """The steps of the solution that the learner's code does not come to, in each of the trials."""
-    from regard.learn.hints.own_names import find_missing_steps
-
-    found = []
-    for trial in task.trials:
-        with contextlib.suppress(Exception):
-            if steps := find_missing_steps(task.name, trial, module, plain_solution(lesson.solution)):
-                found.append(steps)
     return found
-
-
-def _find_superfluous(task: Task, module: ModuleType, lesson: Lesson) -> list[list[LineDifference]]:
-    """The lines of the learner's that the solution has not, each alone."""
-    from regard.learn.hints.own_names import find_superfluous
-
-    # A file may have no such definition: a class that was imported, or a lambda.
-    with contextlib.suppress(Exception):
-        return [[line] for line in find_superfluous(task.name, module, plain_solution(lesson.solution))]
-    return []
 
 
 def _with_name(

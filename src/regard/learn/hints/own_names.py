@@ -123,6 +123,7 @@ def find_superfluous(task: str, module: ModuleType, solution: str) -> list[LineD
 
 def _simple_statements(program: str, task: str) -> list[ast.stmt]:
     """The statements without a body in the definition of a task, in the order of their lines."""
-    (definition,) = (node for node in ast.parse(program).body if task in find_names(node))
-    statements = (node for node in ast.walk(definition) if isinstance(node, ast.stmt))
+    # A file may have no such definition: a class that was imported.
+    definitions = (node for node in ast.parse(program).body if task in find_names(node))
+    statements = (node for x in definitions for node in ast.walk(x) if isinstance(node, ast.stmt))
     return sorted((x for x in statements if not hasattr(x, "body")), key=lambda x: x.lineno)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import copy
 import io
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from regard.checker.subject.locate import import_place
 from regard.learn.hints.errors import ERROR, describe_error
@@ -68,14 +65,9 @@ def find_helping(
             return (*others, difference) if is_needed else tuple(others), True
         if alone is not None and _kind(outcome) in (_kind(alone), ("", _kind(alone)[1])):
             return (difference,), False
-    # Only several lines together are what is named, and one of them may be right in its own way.
     if outcome.mistake and len(helping) > 1:
-        for difference, _ in reversed(helping):
-            for part in _with_one_part(difference, module) if time.monotonic() < end else ():
-                followed = _judge_with(task, module, [part])
-                if followed is not None and followed.status != "wrong":
-                    return (part,), True
-        # A mask may be right in its own way, with True where a key is hidden, and no line is told then.
+        # Only several lines together are what is named. A mask may be right in its own way, with True where a
+        # key is hidden, and no line is told then.
         chain = helping[0][1]
         if not any(MASK_ENTRY.search(each.said) for each in chain) and time.monotonic() < end:
             whole = _judge_with(task, module, chain)
@@ -83,47 +75,6 @@ def find_helping(
                 return tuple(chain), True
         return None
     return ((helping[0][0],), False) if helping else None
-
-
-def _with_one_part(difference: LineDifference, module: ModuleType) -> Iterator[LineDifference]:
-    """Yield a difference with the learner's own line in which one part is that of the right line."""
-    program = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-    statements = (node for node in ast.walk(program) if isinstance(node, ast.stmt))
-    own = next(node for node in statements if node.lineno == difference.line)
-    if difference.after or hasattr(own, "body"):
-        return
-    said = f"one part of the line that makes `{difference.name}` is wrong, and the rest of it is right"
-    for tree in _with_one_part_of(own, ast.parse(difference.right).body[0]):
-        yield difference._replace(
-            right=ast.unparse(tree), said=said, step=difference.step or difference.right
-        )
-
-
-def _with_one_part_of(own: ast.AST, right: ast.AST) -> Iterator[ast.AST]:
-    """Yield one tree with each of its smallest parts, in turn, as in another tree."""
-    if type(own) is not type(right) or not own._fields:
-        yield right
-        return
-    for field in own._fields:
-        mine, other = getattr(own, field, None), getattr(right, field, None)
-        fields: Iterator[dict[str, Any]]
-        if isinstance(mine, ast.AST) and isinstance(other, ast.AST):
-            fields = ({field: part} for part in _with_one_part_of(mine, other))
-        elif isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
-            fields = (
-                {field: [*mine[:at], part, *mine[at + 1 :]]}
-                for at in range(len(mine))
-                if isinstance(mine[at], ast.AST)
-                for part in _with_one_part_of(mine[at], other[at])
-            )
-        else:
-            fields = ({field: other} for _ in range(mine != other))
-        for changed in fields:
-            part = copy.copy(own)
-            for name, value in changed.items():
-                setattr(part, name, value)
-            if ast.dump(part) != ast.dump(own):
-                yield part
 
 
 def _is_better(before: Outcome, after: Outcome) -> bool:

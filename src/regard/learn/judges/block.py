@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -15,10 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.learn.judges.own_projections import causal_weights
 from regard.learn.judges.tables.first_run import describe_answer
+from regard.learn.judges.tables.functions import Case, FunctionTask
+from regard.learn.judges.tables.functions import draw as draw_inputs
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.losses import NEXT_TOKEN_LOSS
-from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.variants import edited_variants, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
     draw,
@@ -26,9 +28,10 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
     named_mistake,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.learn.mistakes import MODEL_MISTAKES
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
+from regard.learn.wrong_ways import define
 
 BOUND = 0.72  # four fifths of the way from the best loss without attention, 0.921, to the entropy, 0.668
 STEPS, BATCH, EVERY, LEARNING_RATE = 600, 32, 25, 3e-3
@@ -82,9 +85,12 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
                 "wrong",
                 f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_answer(out)}",
             )
-        if largest_difference(out, _run(block, x)) < TOLERANCE:
+        right = define("block", name)
+        if largest_difference(out, right.forward(block, x)) < TOLERANCE:
             return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
-        if wrong := find_variant(name, out, wrong_blocks(block, x), TOLERANCE):
+        # The edited forward pass runs with the parts of the learner's block.
+        variants = edited_variants("block", name, lambda edited: edited.forward(block, x))
+        if wrong := find_variant(name, out, variants, TOLERANCE):
             return wrong
     return Outcome(
         name,
@@ -133,82 +139,6 @@ def _has_softmax(mlp: nn.Module, x: Tensor) -> bool:
         hook.remove()
     sums = [hidden.sum(axis) for hidden in read for axis in range(hidden.ndim)]
     return any(largest_difference(each, torch.ones_like(each)) < TOLERANCE for each in sums)
-
-
-def _run(
-    block: Any,
-    x: Tensor,
-    residuals: tuple[bool, bool] = (True, True),
-    norms: tuple[bool, bool] = (True, True),
-) -> Tensor:
-    """A block with these residuals and these norms: of attention, and of the MLP."""
-    x = block.attention(block.attention_norm(x) if norms[0] else x) + (x if residuals[0] else 0)
-    out: Tensor = block.mlp(block.mlp_norm(x) if norms[1] else x) + (x if residuals[1] else 0)
-    return out
-
-
-def wrong_blocks(block: Any, x: Tensor) -> list[Variant]:
-    """Return what the parts of a block give if they are put together wrongly."""
-    kept = ((True, True), (True, False), (False, True), (False, False))
-    summed = block.attention_norm(x + block.attention(x))
-    stream = block.attention_norm(x)
-    stream = block.mlp_norm(stream + block.attention(stream))
-    added = x + block.attention(block.attention_norm(x))
-    mixed = block.mlp(block.mlp_norm(added))
-    normed_first = x + block.attention_norm(block.attention(x))
-    normed_stream = block.attention_norm(x) + block.attention(block.attention_norm(x))
-    parallel = x + block.attention(block.attention_norm(x)) + block.mlp(block.mlp_norm(x))
-    return [
-        *(
-            Variant(_run(block, x, residuals, norms), "norm-missing" if all(residuals) else "no-residual")
-            for residuals, norms in list(product(kept, kept))[1:]
-        ),
-        Variant(block.mlp_norm(summed + block.mlp(summed)), "norm-after-residual"),
-        Variant(stream + block.mlp(stream), "norm-after-residual"),
-        Variant(parallel, "mlp-reads-input"),
-        Variant(
-            x + mixed,
-            "no-residual",
-            "The MLP's output is added to the block's input: what attention has added is lost.",
-            BOTH,
-        ),
-        Variant(
-            x + added + mixed,
-            said="the block's input is added twice; after attention the stream holds it already",
-            hint=BOTH,
-        ),
-        Variant(
-            added + block.mlp(block.attention_norm(added)),
-            said="both parts are normalised by `attention_norm`, and `mlp_norm` is never used",
-            hint="x = x + self.mlp(self.mlp_norm(x))",
-        ),
-        *(
-            Variant(
-                after,
-                "norm-after-residual",
-                "The stream itself is normalised; only what a part reads is to be normalised.",
-                BOTH,
-            )
-            for after in (
-                block.mlp_norm(added + mixed),
-                block.attention_norm(added + mixed),
-                normed_stream + block.mlp(block.mlp_norm(normed_stream)),
-            )
-        ),
-        *(
-            Variant(
-                after,
-                "norm-missing",
-                "The norm stands behind a part, not before it: the part reads the stream as it is.",
-                BOTH,
-            )
-            for after in (
-                normed_first + block.mlp_norm(block.mlp(normed_first)),
-                normed_first + block.mlp(block.mlp_norm(normed_first)),
-                added + block.mlp_norm(block.mlp(added)),
-            )
-        ),
-    ]
 
 
 def judge_model(model_class: Any, module: ModuleType, tell: Callable[[str], None]) -> Outcome:
@@ -337,15 +267,8 @@ def map_of_each_head(model: Any) -> Tensor:
         model(ids_of(*SENTENCE)[None])
         for hook in hooks:
             hook.remove()
-        return torch.cat([_weights(attention, x) for attention, x in inputs])
-
-
-def _weights(attention: Any, x: Tensor) -> Tensor:
-    """The weights (H, T, T) of the learner's attention, which was found right, for x (1, T, d_model)."""
-    q, k = (W(x)[0].unflatten(-1, (HEADS, -1)).transpose(0, 1) for W in (attention.W_q, attention.W_k))
-    visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
-    return torch.softmax(scores, dim=-1)
+        # The learner's attention was found right, so that its projections tell its weights.
+        return torch.cat([causal_weights(attention, x, HEADS)[0] for attention, x in inputs])
 
 
 def _trained(name: str, loss: float, before: Tensor, after: Tensor) -> Outcome:
@@ -380,6 +303,21 @@ def loss_before_training(module: ModuleType) -> float:
         return _loss(model, draw_sentences(256, torch.Generator().manual_seed(0))).item()
 
 
+NEXT_TOKEN_LOSS = FunctionTask(
+    "block",
+    "next_token_loss",
+    lambda: (
+        Case(
+            "on 2 texts of 5 tokens",
+            (draw_inputs(2, 5, 7, seed=0), torch.randint(7, (2, 5), generator=input_generator(1))),
+            "It is the mean cross-entropy of each place with the token after it.",
+        ),
+        Case(  # One number may be right by chance.
+            "on 3 texts of 4 tokens",
+            (draw_inputs(3, 4, 7, seed=2), torch.randint(7, (3, 4), generator=input_generator(3))),
+        ),
+    ),
+)
 TASKS = (
     Task(
         "MultiHeadAttention",
@@ -395,27 +333,5 @@ TASKS = (
         "SmallGPT", judge_model, reports_progress=True, trials=(Trial((torch.arange(12).view(2, 6),), SIZES),)
     ),
     NEXT_TOKEN_LOSS.task(),
-    guess_task(
-        "loss_at_the_start",
-        loss_before_training,
-        "the loss before the first step",
-        waiting="your guess is compared once the model runs",
-    ),
-)
-ATTENTION = "x + self.attention(self.attention_norm(x))"
-USUAL_MISTAKES = (
-    UsualMistake("no-residual", ATTENTION, "self.attention(self.attention_norm(x))"),
-    UsualMistake(
-        "norm-after-residual",
-        f"{ATTENTION}  #: x plus attention of the normalised x\n        x = x + self.mlp(self.mlp_norm(x))",
-        "self.attention_norm(x + self.attention(x))\n        x = self.mlp_norm(x + self.mlp(x))",
-    ),
-    UsualMistake("mlp-without-activation", "            nn.GELU(),\n", ""),
-    UsualMistake(
-        "one-block-for-all",
-        "TransformerBlock(d_model, num_heads) for _ in range(num_layers)",
-        "[TransformerBlock(d_model, num_heads)] * num_layers",
-    ),
-    UsualMistake("no-mask", "(q, k, v, is_causal=True)", "(q, k, v)"),
-    UsualMistake("targets-not-shifted", "targets = ids[:, 1:]", "targets = ids[:, :-1]"),
+    guess_task("block", "loss_at_the_start", loss_before_training),
 )

@@ -15,14 +15,12 @@ from regard.learn.judges.tables.verdicts import (
     example_picture,
     largest_difference,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
+from regard.learn.lesson import Outcome, Task, Trial
 from regard.stages.example import WK, WQ, X
 
 NAME = "CachedMultiHeadAttention"
 D_MODEL, HEADS, LENGTH = 16, 2, 7
 TOLERANCE = 1e-5
-MEGABYTES = 2 * 32 * 8 * 128 * 2 * 1000 / 1e6  # keys and values · layers · heads · width · bytes · tokens
-KEYS, VALUES = "torch.cat([cache[0], k], dim=-2)", "torch.cat([cache[1], v], dim=-2)"
 
 
 def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
@@ -196,17 +194,5 @@ TASKS = (
             for cache in (None, (draw(3, HEADS, 5, 8), -draw(3, HEADS, 5, 8)))
         ),
     ),
-    guess_task("megabytes_of_a_cache", MEGABYTES, "a cache of 1,000 tokens, in megabytes,"),
-)
-USUAL_MISTAKES = (
-    UsualMistake("top-left-causal", "visible.tril(S - T)", "visible.tril()"),
-    UsualMistake(
-        "cache-in-wrong-order",
-        f"{KEYS}  #: the keys so far, then the new ones, (B, H, S, head_dim)\n            v = {VALUES}",
-        "torch.cat([k, cache[0]], dim=-2)\n            v = torch.cat([v, cache[1]], dim=-2)",
-    ),
-    UsualMistake(
-        "cache-overwritten", "cache = (k, v)", "cache = (k[:, :, -x.shape[1] :], v[:, :, -x.shape[1] :])"
-    ),
-    UsualMistake("cache-ignored", "if cache is not None", "if False"),
+    guess_task("cache", "megabytes_of_a_cache"),
 )

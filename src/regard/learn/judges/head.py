@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
@@ -22,87 +20,26 @@ from regard.learn.judges.tables.verdicts import (
     example_picture,
     find_dropout_elsewhere,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.wrong_ways import WrongWay, define, wrong_ways
 from regard.stages.example import WV, X, with_weights
 
 INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
 CHECK = "check_against_pytorch"
 BUFFER = 'self.register_buffer("causal_mask", visible, persistent=False)'
-EFFECTS = {
-    "scale-from-model-width": "You divide by √d_model. q and k have the width head_dim, so the scores get "
-    "too small and the weights too even.",
-    "plain-attribute": "When the module is moved to another device, `causal_mask` stays behind, and forward "
-    "fails there: it is a plain attribute.",
-}
-MISTAKE_HINTS = {
-    "plain-attribute": BUFFER,
-    "persistent-mask": BUFFER,
-    "scale-from-model-width": "math.sqrt(k.shape[-1]): the width of the head, not of the model",
-    "dropout-in-eval": "weights = self.dropout(weights): nn.Dropout rests in eval mode, F.dropout does not",
-    "dropout-on-scores": "weights = self.dropout(weights), after the softmax",
-}
-HINTS = (
-    ("no attribute 'causal_mask'", f"the mask is a buffer of this name: {BUFFER}"),
-    ("name 'causal_mask' is not defined", f"the name of a buffer stands in quotes: {BUFFER}"),
-    ("register_buffer()", f"a buffer has a name and a tensor: {BUFFER}"),
-    ("buffer name should be a string", f"a buffer has a name and a tensor: {BUFFER}"),
-)
-REVERSED = "reversed"  # a head of which every output has the right sum, in the opposite order
-LOWERED = "lowered"  # a head of which every output is too small
-# What a check must reject, the plainest first.
-WRONG = (
-    "no-mask",
-    "no-scale",
-    "scaled-twice",
-    "softmax-over-queries",
-    "mask-after-softmax",
-    "key-value-swapped",
-    "one-token-ahead",
-    "scale-from-model-width",
-    "dropout-in-eval",
-)
+TRIAL_SIZES: dict[str, Any] = {"d_model": 17, "head_dim": 16, "max_seq_len": 512, "dropout": 0.5}
+# What a check must reject, the plainest first, as edits of a right head: the ways of its table that are
+# mistakes of the catalogue. The others are a right head in which PyTorch attends, and two of other numbers.
+WAYS = {way.mistake or way.said: way for way in wrong_ways("head", "Head")}
+FUSED, LOWERED, REVERSED = "fused", "lowered", "reversed"
+WRONG = tuple(name for name in WAYS if name not in (FUSED, LOWERED, REVERSED))
 
 
-class TrialHead(nn.Module):
-    """A head on which a learner's check is tried: right, or with one mistake of `WRONG`.
-
-    "fused" is right too, and computed by PyTorch's own attention.
-    """
-
-    def __init__(
-        self, mistake: str = "", d_model: int = 17, head_dim: int = 16, dropout: float = 0.5
-    ) -> None:
-        super().__init__()
-        self.mistake = mistake
-        self.W_q = nn.Linear(d_model, head_dim, bias=False)
-        self.W_k = nn.Linear(d_model, head_dim, bias=False)
-        self.W_v = nn.Linear(d_model, head_dim, bias=False)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The output (B, T, head_dim) of tokens x (B, T, d_model)."""
-        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)
-        if self.mistake == "key-value-swapped":
-            k, v = v, k
-        scores = q @ k.mT / self._divisor()
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(int(self.mistake == "one-token-ahead"))
-        if self.mistake not in ("no-mask", "mask-after-softmax"):
-            scores = scores.masked_fill(~visible, -torch.inf)
-        weights = torch.softmax(scores, dim=-2 if self.mistake == "softmax-over-queries" else -1)
-        if self.mistake == "mask-after-softmax":
-            weights = weights * visible
-        dropped = F.dropout(weights, 0.5) if self.mistake == "dropout-in-eval" else self.dropout(weights)
-        if self.mistake == "fused" and not self.training:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = dropped @ v
-        return {LOWERED: out - 1, REVERSED: out.flip(-1)}.get(self.mistake, out)
-
-    def _divisor(self) -> float:
-        root = math.sqrt(self.W_q.out_features)
-        model_root = math.sqrt(self.W_q.in_features)
-        return {"no-scale": 1.0, "scaled-twice": root**2, "scale-from-model-width": model_root}.get(
-            self.mistake, root
-        )
+def trial_head(name: str = "", **sizes: int) -> nn.Module:
+    """Return a head on which a learner's check is tried: right, or with the edit of this name."""
+    way = WAYS.get(name, WrongWay("", ""))
+    head: nn.Module = define("head", "Head", way.right, way.wrong)(**TRIAL_SIZES | sizes)
+    return head
 
 
 def judge_head(thing: Any, module: ModuleType) -> Outcome:
@@ -110,14 +47,12 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     out = OutputShape((2, 6, 8), "(B, T, head_dim)")
     weights = OutputShape((2, 6, 6), "(B, T, T)")
     problem = _find_parameter(thing) or first_run(
-        "Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, hints=HINTS
+        "Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, lesson="head"
     )
     if problem is not None:
         return problem
     done = "a causal head of its own width, with a mask that moves with it and dropout on its weights."
-    outcome = check_attention(
-        "Head", thing, done, hints=MISTAKE_HINTS, effects=EFFECTS, init=INIT, causal=True
-    )
+    outcome = check_attention("Head", thing, done, lesson="head", init=INIT, causal=True)
     elsewhere = find_dropout_elsewhere("Head", thing, INIT, torch.randn(2, 6, 24))
     if outcome.mistake == "dropout-on-scores" and elsewhere is None:
         said = (
@@ -171,12 +106,14 @@ def judge_check(function: Any, module: ModuleType) -> Outcome:
 
 
 def _try_check(function: Any) -> Outcome:
-    answers = {mistake: _accepts(function, TrialHead(mistake).eval()) for mistake in ("", *WRONG)}
-    narrow = _accepts(function, TrialHead(d_model=40, head_dim=8).eval())
+    answers = {mistake: _accepts(function, trial_head(mistake).eval()) for mistake in ("", *WRONG)}
+    narrow = _accepts(function, trial_head(d_model=40, head_dim=8).eval())
     if all(answer is None for answer in answers.values()):
         said = "it returns None for every head, right or wrong"
         return Outcome(CHECK, "wrong", said, hint="return True or False; the last line begins with return")
-    if answers[""] is False or (narrow is False and _accepts(function, TrialHead("fused", 40, 8).eval())):
+    if answers[""] is False or (
+        narrow is False and _accepts(function, trial_head(FUSED, d_model=40, head_dim=8).eval())
+    ):
         return _rejects_right(function, [mistake for mistake in WRONG if answers[mistake]])
     if len(set(answers.values())) == 1:
         said = "it accepts every head, right or wrong, so it tells you nothing"
@@ -186,13 +123,13 @@ def _try_check(function: Any) -> Outcome:
             entry = get_mistake(mistake)
             said = f"It accepts a head {entry.what}, which is wrong."
             return Outcome(CHECK, "wrong", said, hint=_hint_for_accepted(mistake))
-    if _accepts(function, TrialHead(LOWERED).eval()) is not False:
+    if _accepts(function, trial_head(LOWERED).eval()) is not False:
         said = "It accepts a head whose outputs are all too small: a difference below 0 is a difference, too."
         return Outcome(CHECK, "wrong", said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
-    if _accepts(function, TrialHead(REVERSED).eval()) is not False:
+    if _accepts(function, trial_head(REVERSED).eval()) is not False:
         said = "It accepts a head whose numbers stand in the opposite order: in a mean, differences cancel."
         return Outcome(CHECK, "wrong", said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
-    if any(_accepts(function, TrialHead().train()) is False for _ in range(3)):
+    if any(_accepts(function, trial_head().train()) is False for _ in range(3)):
         said = (
             "It rejects a right head that is in training mode: there, dropout changes its output at random."
         )
@@ -234,7 +171,7 @@ def _rejects_right(function: Any, accepted: list[str]) -> Outcome:
         entry = get_mistake(accepted[0])
         said = f"It rejects a right head and accepts one {entry.what}: so your reference makes that mistake."
         return Outcome(CHECK, "wrong", said, entry.name, entry.fix)
-    if _accepts(function, TrialHead("fused").eval()):
+    if _accepts(function, trial_head(FUSED).eval()):
         said = (
             "It rejects a right head because the last digits differ: PyTorch adds in another order, so two "
             "right results agree to about 1e-7 and not bit for bit."
@@ -262,7 +199,6 @@ def _hint_for_accepted(mistake: str) -> str:
     return "compare every number of out with PyTorch's output for the same q, k and v, to 1e-6"
 
 
-ROW = torch.softmax(torch.tensor([1.0, 1.0, 2.0], device="cpu") / math.sqrt(2), dim=-1)
 TASKS = (
     Task(
         "Head",
@@ -274,52 +210,9 @@ TASKS = (
         judge_check,
         summaries=frozenset({USUAL_SUSPECTS}),
         trials=(
-            Trial((TrialHead().train(),)),
-            *(Trial((TrialHead(mistake).eval(),)) for mistake in ("", *WRONG[:-1], LOWERED, REVERSED)),
+            Trial((trial_head().train(),)),
+            *(Trial((trial_head(mistake).eval(),)) for mistake in ("", *WRONG[:-1], LOWERED, REVERSED)),
         ),
     ),
-    guess_task(
-        "row_sum_after_dropout",
-        (ROW[1:].sum() / 0.5).item(),
-        "the sum of the dropped row",
-        within=0.004,
-        answers_to={
-            ROW[1:]
-            .sum()
-            .item(): "that is what the two that are kept sum to; dropout also multiplies them by "
-            "1 / (1 − p) = 2",
-            1.0: "a row sums to 1 before dropout, and afterwards on average only",
-            2.0: "2 is the sum if nothing is dropped and all are doubled; the first one is dropped",
-            (
-                ROW[:2].sum() / 0.5
-            ).item(): "that is the row of the table, where the last weight is dropped; here it is the first",
-        },
-        hint="dropout multiplies what it keeps by 1 / (1 − p): add up what is kept, enlarged by that",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake(
-        "plain-attribute",
-        BUFFER,
-        "self.causal_mask = visible",
-    ),
-    UsualMistake("scale-from-model-width", "math.sqrt(k.shape[-1])", "math.sqrt(x.shape[-1])"),
-    UsualMistake(
-        "dropout-in-eval", "weights = self.dropout(weights)", "weights = F.dropout(weights, self.dropout.p)"
-    ),
-    UsualMistake(
-        "dropout-on-scores",
-        "weights = self.dropout(weights)",
-        "weights = torch.softmax(self.dropout(scores), dim=-1)",
-    ),
-    UsualMistake(
-        "dropout-not-rescaled",
-        "weights = self.dropout(weights)",
-        "weights = weights * (torch.rand_like(weights) >= self.dropout.p) if self.training else weights",
-    ),
-    UsualMistake(
-        "scaled-twice",
-        "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
-        "F.scaled_dot_product_attention(q / q.shape[-1] ** 0.5, k, v, is_causal=True)",
-    ),
+    guess_task("head", "row_sum_after_dropout"),
 )

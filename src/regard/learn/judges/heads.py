@@ -20,16 +20,11 @@ from regard.learn.judges.tables.verdicts import (
     example_picture,
     find_dropout_elsewhere,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
 INIT: dict[str, Any] = {"d_model": 24, "d_out": 20, "num_heads": 4, "dropout": 0.1}
-HINTS = {
-    "heads-interleaved": "the channels of one head stand side by side: .view(B, T, H, head_dim) splits, "
-    "and the heads are merged by .transpose(1, 2).reshape(B, T, H * head_dim)",
-    "scale-from-model-width": "math.sqrt(self.head_dim): a dot product of one head has head_dim terms",
-}
 
 
 def judge_module(thing: Any, module: ModuleType) -> Outcome:
@@ -37,13 +32,13 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
     out = OutputShape((2, 6, 20), "(B, T, d_out)", MERGED)
     weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     x = torch.randn(2, 6, 24)
-    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights, hints=SIZES)
+    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights, lesson="heads")
     if problem is not None:
         return problem
     done = "as many maps as heads, from three products and one softmax."
     for d_out in (24, 20):  # a mistake of the scale has its name where d_out is d_model
         init = {**INIT, "d_out": d_out}
-        outcome = check_attention(NAME, thing, done, hints=HINTS, init=init, causal=True, heads=4)
+        outcome = check_attention(NAME, thing, done, lesson="heads", init=init, causal=True, heads=4)
         if outcome.status != "done":
             break
     wrong = find_wrong_output(NAME, thing(**INIT), x, 4, "the concatenated heads", outcome)
@@ -85,36 +80,7 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["your head 1", "your head 2"], list(weights))
 
 
-SIZES = (
-    (
-        "is invalid for input of size",
-        "W_q(x) has d_out = num_heads × head_dim numbers for each token: head_dim = d_out // num_heads",
-    ),
-)
-PARAMETERS = "the number of parameters, with 8 heads as with 1,"
 TASKS = (
     Task(NAME, judge_module, trials=(Trial((draw(2, 6, 24),), INIT),)),
-    guess_task(
-        "parameters_of_eight_heads",
-        3 * 64 * 64,
-        PARAMETERS,
-        within=0.0,
-        answers_to={
-            8 * 3 * 64 * 64: "that would be eight heads as wide as the model; they share its width, 8 each",
-            3 * 64 * 8: "that is one of the eight heads",
-            64 * 64: "that is one of the three projections",
-        },
-        hint="three projections of 64 × 64",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake(
-        "heads-split-by-view",
-        "x = x.view(*x.shape[:-1], self.num_heads, self.head_dim)",
-        "return x.view(x.shape[0], self.num_heads, x.shape[1], self.head_dim)",
-    ),
-    UsualMistake("heads-merged-by-view", "tokens.flatten(-2)", "x.reshape(tokens.flatten(-2).shape)"),
-    UsualMistake(
-        "scale-from-model-width", "math.sqrt(self.head_dim)", "math.sqrt(self.num_heads * self.head_dim)"
-    ),
+    guess_task("heads", "parameters_of_eight_heads"),
 )

@@ -15,7 +15,7 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal, prefix, rule, window
 from regard.learn.judges.self_attention import MAX_SEQ_LEN, SIZES, TRIAL, judge_self_attention
 from regard.learn.judges.tables.inputs import input_generator
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
+from regard.learn.lesson import Outcome, Task, Trial
 
 NAME = "CausalSelfAttention"
 DONE = "softmax(Q Kᵀ / √d + M) V: no output depends on a later token, so every token can be trained at once."
@@ -227,8 +227,6 @@ def _trial(weigh: Weigh) -> Trial:
     return Trial((_attention(weigh, [2 * torch.eye(D)] * 3), torch.eye(D)[None, :T]))
 
 
-VISIBLE, FILLED = "torch.ones(size, dtype=torch.bool).tril()", "scores.masked_fill(~visible, -torch.inf)"
-WEIGHTS = "weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1"
 TASKS = (
     Task(NAME, judge_class, trials=(replace(TRIAL, init={**SIZES, "max_seq_len": MAX_SEQ_LEN}),)),
     Task(
@@ -239,16 +237,4 @@ TASKS = (
             _trial(softmax_over_queries),
         ),
     ),
-)
-USUAL_MISTAKES = (
-    UsualMistake(
-        "mask-after-softmax",
-        WEIGHTS,
-        "weights = torch.softmax(q @ k.mT / math.sqrt(k.shape[-1]), dim=-1) * visible",
-    ),
-    UsualMistake("inverted-mask", FILLED, "scores.masked_fill(visible, -torch.inf)"),
-    UsualMistake("missing-diagonal", VISIBLE, "torch.ones(size, dtype=torch.bool).tril(diagonal=-1)"),
-    UsualMistake("one-token-ahead", VISIBLE, "torch.ones(size, dtype=torch.bool).tril(diagonal=1)"),
-    UsualMistake("masked-with-zero", FILLED, "scores * visible"),
-    UsualMistake("softmax-over-queries", WEIGHTS, WEIGHTS.replace("-1", "-2")),
 )

@@ -30,7 +30,7 @@ from regard.learn.judges.tables.verdicts import (
     example_picture,
     largest_difference,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.stages.example import TOKENS, X, with_weights
 
 HEADS, CROSS = "ProjectedMultiHeadAttention", "CrossAttention"
@@ -82,7 +82,7 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
         )
     inputs = torch.randn(2, 3, 24), torch.randn(2, 6, 20)
     out, weights = OutputShape((2, 3, 24), "(B, T, d_model)"), OutputShape((2, 3, 6), "(B, T, S)")
-    problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, hints=CROSS_HINTS)
+    problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, lesson="output")
     if problem is not None:
         return problem
     if not torch.triu(thing(**CROSS_INIT).eval()(*inputs)[1], 1).any():
@@ -149,38 +149,8 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["two tokens read six"], [weights[0]], rows=list(TOKENS[4:]))
 
 
-SCORES = "a row of weights for each query and a column for each key: scores = q @ k.mT, (B, T, S)"
-CROSS_HINTS = (
-    (
-        "missing 1 required positional argument",
-        "forward takes two sequences: def forward(self, x, context)",
-    ),
-    ("Expected size for first two dimensions", SCORES),
-)
-WEIGHTS = "the number of weights, a row for each query and a column for each key,"
 TASKS = (
     Task(HEADS, judge_heads, trials=(Trial((draw(2, 6, 24),), HEADS_INIT),)),
     Task(CROSS, judge_cross, trials=(Trial((draw(2, 3, 24), draw(2, 6, 20)), CROSS_INIT),)),
-    guess_task(
-        "weights_in_the_map",
-        12,
-        WEIGHTS,
-        within=0.0,
-        answers_to={
-            36.0: "6 × 6 is the map of six tokens that read themselves; here two tokens ask",
-            4.0: "2 × 2 is the map of two tokens that read themselves; here they read six",
-            8.0: "2 + 6 counts the tokens; the map has a weight for each pair of them",
-        },
-        hint="2 × 6",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake("output-projection-skipped", "out = self.W_o(heads)", "out = heads"),
-    UsualMistake("heads-merged-by-view", ".transpose(-3, -2).flatten(-2)  #:", ".reshape(x.shape)  #:"),
-    UsualMistake("context-ignored", "self.W_k(context), self.W_v(context)", "self.W_k(x), self.W_v(x)"),
-    UsualMistake(
-        "key-value-swapped",
-        "k, v = self.W_k(context), self.W_v(context)",
-        "v, k = self.W_k(context), self.W_v(context)",
-    ),
+    guess_task("output", "weights_in_the_map"),
 )

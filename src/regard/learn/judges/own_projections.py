@@ -165,7 +165,9 @@ def causal_heads(layer: Any, x: Tensor, num_heads: int, *turns: Turn) -> Tensor:
     return (causal_weights(layer, x, num_heads, turn_q, turn_k) @ values).transpose(1, 2).flatten(2)
 
 
-def causal_weights(layer: Any, x: Tensor, num_heads: int, turn_q: Turn, turn_k: Turn) -> Tensor:
+def causal_weights(
+    layer: Any, x: Tensor, num_heads: int, turn_q: Turn = lambda q: q, turn_k: Turn = lambda k: k
+) -> Tensor:
     """Return the weights (B, H, T, T) of the layer's own queries and keys."""
     q, k = turn_q(_split(layer.W_q, x, num_heads)), turn_k(_split(layer.W_k, x, num_heads))
     visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -17,16 +17,14 @@ from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
 from regard.learn.judges.own_projections import (
     TOLERANCE,
-    Turn,
-    causal_output,
     causal_weights,
     find_wrong_output,
 )
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
-from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
+from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
-from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.variants import Variant, edited_variants, find_variant
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
@@ -36,87 +34,23 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
     named_mistake,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.wrong_ways import define
 from regard.stages.example import X, with_weights
 
 ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}
+PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 
 
 def _vectors() -> Tensor:
     return torch.randn(2, 3, 6, 8, generator=input_generator())
 
 
-TURNED_A, TURNED_B, PAIRS = (
-    "a * cos - b * sin",
-    "b * cos + a * sin",
-    "torch.cat([turned_a, turned_b], dim=-1)",
-)
-ANGLES, HALVES, PLACES = "places[:, None] * turns", "x[..., :half], x[..., half:]", "start, start + T"
-EVEN_AND_ODD = "x[..., 0::2], x[..., 1::2]"
-INTERLEAVED = "torch.stack([turned_a, turned_b], dim=-1).flatten(-2)"
-NEIGHBOURS = "it pairs neighbours, 0 with 1, 2 with 3; the lesson pairs channel i with channel i + D/2"
-BOTH = "a cos − b sin, b cos + a sin"
 ROTATION = FunctionTask(
     "positions",
     ROTATE,
     lambda: (Case("from position 0 on", (_vectors(),)), Case("with start=5", (_vectors(), 5))),
-    (Result("turned", "(…, T, head_dim)"),),
-    (
-        WrongWay(TURNED_A, "a * cos + b * sin", "rotation-sign-lost"),
-        WrongWay(
-            f"{TURNED_A}\n{TURNED_B}",
-            "a * cos + b * sin\nb * cos - a * sin",
-            said="it turns the other way round: scores would be right, but weights of trained models would "
-            "not fit",
-            hint=BOTH,
-        ),
-        WrongWay(f"{HALVES}\n{PAIRS}", f"{EVEN_AND_ODD}\n{INTERLEAVED}", said=NEIGHBOURS),
-        WrongWay(HALVES, EVEN_AND_ODD, said=NEIGHBOURS),
-        WrongWay(PAIRS, "x", said="nothing is turned: it returns x", hint=BOTH),
-        *(
-            WrongWay(right, wrong, said=said)
-            for right, wrong, said in (
-                (
-                    PLACES,
-                    "start + 1, start + T + 1",
-                    "the first token is at position 1; positions begin at 0",
-                ),
-                (
-                    PLACES,
-                    "T",
-                    "right from position 0 on; with start=5 the first token has to be at position 5",
-                ),
-                (
-                    ANGLES,
-                    f"{ANGLES}[:1]",
-                    "every pair turns at the same speed; pair i turns by 10000 ** (-2i / D) at each step",
-                ),
-                *(
-                    (ANGLES, f"{ANGLES} * {factor}", f"the angles are {how}: cos and sin take radians")
-                    for factor, how in (
-                        ("180 / math.pi", "in degrees"),
-                        ("math.pi / 180", "taken for degrees and made radians once more"),
-                        ("2 * math.pi", "multiplied by 2π"),
-                        ("math.pi", "multiplied by π"),
-                    )
-                ),
-                (ANGLES, "places[:, None] + turns", "an angle is the position times the speed of its pair"),
-                (ANGLES, "places[:, None] / turns", "an angle is the position times the speed of its pair"),
-                (
-                    PAIRS,
-                    INTERLEAVED,
-                    "the turned channels are mixed: all first ones come first, then the second",
-                ),
-                (TURNED_A, "a * cos", "`turned_a` takes its part of a, and nothing of b"),
-                (TURNED_A, "a * sin - b * cos", "cosine and sine are exchanged in `turned_a`"),
-                (TURNED_B, "b * cos - a * sin", "the sign of the sine is lost in `turned_b`"),
-                (TURNED_B, "a * cos + b * sin", "a and b are exchanged in `turned_b`"),
-                (TURNED_B, "b * cos", "`turned_b` takes its part of b, and nothing of a"),
-            )
-        ),
-    ),
-    "a turn by the position: lengths stay, and products know the distance.",
 )
 
 
@@ -125,9 +59,8 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     if not is_right(ROTATION.judge, getattr(module, ROTATE, None), module):
         return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: fix that first")
     out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
-    projections = ("W_q", "W_k", "W_v", "W_o")
     x = torch.randn(2, 6, 32, generator=input_generator(1))
-    problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, projections)
+    problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, PROJECTIONS)
     if problem is not None:
         return problem
     if wrong := _wrong_turns(thing(**INIT).eval(), x):
@@ -155,50 +88,24 @@ def _without_turns(module: ModuleType) -> Iterator[None]:
 
 def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
     """Return the outcome for a layer that turns something else than its queries and keys, else None."""
-    turn: Turn = Rotary(8)
-    stay, across = lambda t: t, lambda t: Rotary(6)(t.mT).mT
 
-    def late(t: Tensor, by: int = 0) -> Tensor:
-        turned: Tensor = Rotary(8)(t, positions=torch.arange(by, by + t.shape[-2]))
-        return turned
+    def run(edited: Any) -> Tensor:
+        other = edited(**INIT).eval()
+        for projection in PROJECTIONS:
+            setattr(other, projection, getattr(layer, projection))
+        out: Tensor = attend(other, x)[0]
+        return out
 
-    def across_heads(t: Tensor) -> Tensor:
-        whole: Tensor = Rotary(32)(t.transpose(1, 2).flatten(2))
-        return whole.view(*whole.shape[:2], 4, 8).transpose(1, 2)
-
-    starts: Iterator[tuple[tuple[Turn, Turn, Turn], str, str]] = (
-        (
-            (partial(late, by=max(-by, 0)), partial(late, by=max(by, 0)), stay),
-            "",
-            f"the {'keys' if by > 0 else 'queries'} begin {abs(by)} later, so that every distance is off by "
-            f"{abs(by)}. Queries and keys have to begin at the same position",
+    shifted = (
+        Variant(
+            run(define("positions", LAYER, "rotate(q), rotate(k)", f"rotate(q, {-by}), rotate(k)")),
+            said=f"the {late} begin {abs(by)} later, so that every distance is off by {abs(by)}. Queries and "
+            "keys have to begin at the same position",
         )
-        for by in (*range(1, 9), *range(-8, 0))
+        for late, steps in (("keys", range(1, 9)), ("queries", range(-1, -9, -1)))
+        for by in steps
     )
-    blind = "Order is invisible: with the tokens before it reversed, the last one has the same output."
-    turns: tuple[tuple[tuple[Turn, Turn, Turn], str, str], ...] = (
-        ((turn, stay, stay), "one-side-rotated", ""),
-        ((stay, turn, stay), "one-side-rotated", ""),
-        ((turn, turn, turn), "values-rotated", ""),
-        ((stay, stay, stay), "positions-cancel", blind),
-        (
-            (across, across, stay),
-            "",
-            "the channels are turned by their place; tokens are the axis before it",
-        ),
-        (
-            (lambda q: turn(turn(q)), lambda k: turn(turn(k)), stay),
-            "",
-            "queries and keys are turned twice: every distance counts double",
-        ),
-        (
-            (across_heads, across_heads, stay),
-            "",
-            "queries and keys are turned before they are split into heads: pairs lie in different heads",
-        ),
-        *starts,
-    )
-    variants = (Variant(causal_output(layer, x, 4, *three), name, said) for three, name, said in turns)
+    variants = chain(edited_variants("positions", LAYER, run), shifted)
     return find_variant(LAYER, attend(layer, x)[0], variants)
 
 
@@ -284,37 +191,9 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
     return Outcome(ALIBI, "wrong", said)
 
 
-SCORE = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
 TASKS = (
     ROTATION.task(),
     Task(LAYER, judge_layer, trials=(Trial((draw(2, 6, 32),), INIT),)),
     Task(ALIBI, judge_alibi, trials=(Trial((8, 6)), Trial((2, 4)))),
-    guess_task(
-        "score_at_distance_3",
-        math.cos(3),
-        SCORE,
-        within=0.02,
-        answers_to={
-            -math.cos(3): "the size is right: three radians are nearly half a turn, so the score is below 0",
-            1.0: "1 is their score at the same position; here they are 3 positions apart",
-            math.cos(7): "cos 7 is the score with a key at position 0; only the distance counts, 7 − 4",
-            math.cos(4): "cos 4 is the score with a query at position 0; only the distance counts, 7 − 4",
-            math.sin(3): "that is the sine; the product of (cos 7, sin 7) and (cos 4, sin 4) is a cosine",
-            0.0: "they are not at right angles: three radians are nearly half a turn",
-        },
-        hint="turned, the two are as far apart as their positions, in radians; the product of two vectors of "
-        "length 1 is the cosine of the angle between them",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake("rotation-sign-lost", "turned_a = a * cos - b * sin", "turned_a = a * cos + b * sin"),
-    UsualMistake("one-side-rotated", "q, k = rotate(q), rotate(k)", "q = rotate(q)"),
-    UsualMistake(
-        "values-rotated", "q, k = rotate(q), rotate(k)", "q, k, v = rotate(q), rotate(k), rotate(v)"
-    ),
-    UsualMistake(
-        "alibi-inverted",
-        "return -slopes[:, None, None] * distance",
-        "return slopes[:, None, None] * distance",
-    ),
+    guess_task("positions", "score_at_distance_3"),
 )

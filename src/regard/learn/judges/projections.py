@@ -18,19 +18,15 @@ from regard.learn.judges.self_attention import (
 )
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.verdicts import largest_difference
-from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.learn.lesson import Outcome, Task
 from regard.stages.example import WK, WQ, X
 
-SCORES = (X @ WQ) @ (X @ WK).mT  # (T, T)
 NAME = "UnscaledSelfAttention"
 DONE = "softmax(Q Kᵀ) V: every token now asks, offers and hands over by a projection of its own."
 SCALED = (
     f"{DONE} You have divided by √head_dim already, which is lesson 3: it counts as right, and the next "
     "lesson says why it is there."
 )
-EFFECTS = {
-    "softmax-over-queries": "Your columns sum to 1, not your rows: an output is then no mean of the values.",
-}
 BIAS = "Your W_k has a bias: nothing is wrong with that, but it cancels in softmax (bias=False saves it)."
 
 
@@ -50,10 +46,8 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     if wrong is not None:
         return wrong
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
-        return judge_self_attention(NAME, cls, module, scaled, SCALED, is_plain=True)
-    outcome = judge_self_attention(
-        NAME, cls, module, unscaled, DONE, is_plain=True, scale=1.0, effects=EFFECTS
-    )
+        return judge_self_attention(NAME, cls, module, scaled, SCALED)
+    outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, lesson="projections")
     if outcome.mistake and is_about_scale(outcome.mistake):
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:
@@ -71,15 +65,5 @@ def is_about_scale(mistake: str) -> bool:
 
 TASKS = (
     Task(NAME, judge_class, trials=(TRIAL,)),
-    guess_task(
-        "score_of_each_on_many",
-        SCORES[0, 4].item(),
-        f'"many" scores "Each" with {SCORES[4, 0].item():.4f}, and the score of "Each" on "many"',
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake("one-projection", "k = self.W_k(x)", "k = self.W_q(x)"),
-    UsualMistake("query-key-swapped", "scores = q @ k.mT", "scores = k @ q.mT"),
-    UsualMistake("key-value-swapped", "scores = q @ k.mT", "k, v = v, k\n        scores = q @ k.mT"),
-    UsualMistake("softmax-over-queries", "torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=1)"),
+    guess_task("projections", "score_of_each_on_many"),
 )

@@ -52,8 +52,6 @@ def judge_self_attention(
     module: ModuleType,
     weigh: Weigh,
     done: str,
-    *,
-    is_plain: bool = False,
     **options: Any,
 ) -> Outcome:
     """Judge a class of modules that give `(out, weights)`.
@@ -64,19 +62,13 @@ def judge_self_attention(
         module: the learner's file.
         weigh: the right weights of queries and keys.
         done: what to say if it is right.
-        is_plain: whether right numbers and gradients are all that is asked for, without a mask, a buffer or
-            dropout: the checker, which takes as long as half of PyTorch to import and run, then is asked
-            about wrong ones only.
-        options: of `check_attention`: `hints`, `effects` and keyword arguments of `regard.check`.
+        options: of `check_attention`: `lesson`, and keyword arguments of `regard.check`.
     """
     wrong = find_wrong_form(name, cls, module) or find_wrong_values(name, cls, weigh)
     wrong = wrong or _find_wrong_weights(name, cls, weigh)
     if wrong is not None:
         return wrong
-    if is_plain and agrees(cls, weigh):
-        outcome = Outcome(name, "done", done)
-    else:
-        outcome = check_attention(name, cls, done, init=sizes_of(cls), **options)
+    outcome = check_attention(name, cls, done, init=sizes_of(cls), **options)
     if outcome.status != "done":
         return _with_both_scales(outcome, cls) if outcome.mistake else _describe_unknown(outcome, cls)
     weights = example_weights(cls)
@@ -88,26 +80,6 @@ def judge_self_attention(
         )
         return Outcome(name, "wrong", message, hint="take every size from the tensors, such as k.shape[-1]")
     return replace(outcome, picture=example_picture(["your weights"], [weights]))
-
-
-def agrees(cls: Any, weigh: Weigh) -> bool:
-    """Whether a module gives the right outputs and weights for texts of several sizes, and gradients."""
-    for batch, length in ((B, T), (1, 9), (3, 1)):
-        x = torch.randn(batch, length, D_MODEL, generator=input_generator(length))
-        module, given = cls(**sizes_of(cls)), x.clone()
-        out, weights = attend(module, given)
-        q, k, v = (getattr(module, each)(x) for each in PROJECTIONS)
-        right = weigh(q, k)
-        if out.shape != q.shape or weights.shape != right.shape or not torch.equal(given, x):
-            return False
-        if _differ(weights, right) or _differ(out, right @ v) or not out.requires_grad:
-            return False
-        wanted = torch.autograd.grad((right @ v).square().sum(), list(module.parameters()), allow_unused=True)
-        given_back = torch.autograd.grad(out.square().sum(), list(module.parameters()), allow_unused=True)
-        for a, b in zip(given_back, wanted, strict=True):
-            if (a is None) != (b is None) or (a is not None and b is not None and _differ(a, b)):
-                return False
-    return True
 
 
 def find_wrong_form(name: str, cls: Any, module: ModuleType) -> Outcome | None:

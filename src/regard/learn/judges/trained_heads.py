@@ -21,11 +21,11 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
-from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
+from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.verdicts import largest_difference, named_mistake
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
 TEXT = " river army east light river army east light"
@@ -65,9 +65,7 @@ def _random_map(seed: int = 0) -> Tensor:
     return scores.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
 
 
-def _score_task(
-    kind: str, reason: str, arguments: tuple[Tensor, ...], ways: tuple[WrongWay, ...]
-) -> FunctionTask:
+def _score_task(kind: str, reason: str, *arguments: Tensor) -> FunctionTask:
     """The task to write a score of this kind, tried on random maps."""
     return FunctionTask(
         "trained_heads",
@@ -77,89 +75,20 @@ def _score_task(
             # One number may be right by chance.
             Case("on another map", (_random_map(1), *arguments)),
         ),
-        (Result("score", ""),),
-        ways,
-        "agrees with the definition, on a random map.",
     )
 
 
-SUM = "this is the sum; a mean divides it"
-COPIES = "(before[None, :] == ids[:, None]) & (k < q) & (k > 0)"
-MASS, MEAN = "(A * follows_a_copy).sum(dim=-1)", "mass[follows_a_copy.any(dim=-1)].mean()"
-LATEST = "A * (follows_a_copy & (follows_a_copy.cumsum(-1) == {}))"
 SCORES = {
     "previous_token": _score_task(
-        "previous_token",
-        "It is the mean of A[q, q − 1] over the queries q from 1 on.",
-        (),
-        (
-            WrongWay("A.diagonal(-1)", "A.diagonal(1)", "map-read-sideways"),
-            WrongWay("A.diagonal(-1)", "A.diagonal()", said="this is the attention to itself, A[q, q]"),
-            WrongWay("mean()", "sum()", said=SUM),
-            WrongWay(
-                "A.diagonal(-1).mean()",
-                "A.diagonal(-1).sum() / len(A)",
-                said="the sum is divided by the number of all tokens, and the first has no token before it",
-            ),
-        ),
+        "previous_token", "It is the mean of A[q, q − 1] over the queries q from 1 on."
     ),
     "sink": _score_task(
-        "sink",
-        "It is the mean of A[q, 0] over all queries q, the first included, which reads itself.",
-        (),
-        (
-            WrongWay("A[:, 0]", "A[0]", "map-read-sideways"),
-            WrongWay(
-                "A[:, 0].mean()",
-                "A[0, 0]",
-                said="this is one weight, which the first token gives itself; the mean is over all queries",
-            ),
-            WrongWay("A[:, 0]", "A[:, -1]", said="this is the last column; the first key is A[:, 0]"),
-            WrongWay("mean()", "sum()", said=SUM),
-        ),
+        "sink", "It is the mean of A[q, 0] over all queries q, the first included, which reads itself."
     ),
     "induction": _score_task(
         "induction",
         "A key counts if it stands before the query and the token before it equals the query's token.",
-        (IDS,),
-        (
-            WrongWay(COPIES, "(ids[None, :] == ids[:, None]) & (k < q)", "copy-itself-counted"),
-            WrongWay(COPIES, "(ids[None, :] == ids[:, None]) & (k < q) & (k > 0)", "copy-itself-counted"),
-            WrongWay("(A * follows_a_copy)", "(A.roll(1, 1) * follows_a_copy)", "copy-itself-counted"),
-            WrongWay(
-                "(before[None, :] == ids[:, None])",
-                "(ids[None, :] == ids.roll(1)[:, None])",
-                said="the token at k is compared with the one before the query; the token before k has to "
-                "equal the query's",
-            ),
-            *(
-                WrongWay(
-                    "A * follows_a_copy",
-                    LATEST.format(number),
-                    said=f"only the {which} key of each query counts; its weights on all of them are summed",
-                )
-                for number, which in (("1", "first"), ("follows_a_copy.sum(-1, keepdim=True)", "last"))
-            ),
-            WrongWay(".mean()", ".sum()", said=SUM),
-            WrongWay(MEAN, "mass.mean()", "blind-queries-counted"),
-            WrongWay(" & (k < q)", "", "blind-queries-counted", hint=f"follows_a_copy = {COPIES}"),
-            WrongWay(MASS, "(A.mT * follows_a_copy).sum(dim=-1)", "map-read-sideways"),
-            WrongWay(
-                MASS,
-                "(A * follows_a_copy).mean(dim=-1)",
-                said="a query's weights on its keys are summed, and a mean divides by the number of all keys",
-            ),
-            WrongWay(
-                "(k < q)",
-                "(k <= q)",
-                said="a key that counts stands before the query, k < q: here the query itself counts, too",
-            ),
-            WrongWay(
-                " & (k > 0)",
-                "",
-                said="place 0 has no token before it: `roll` puts the last token there, so k > 0 too",
-            ),
-        ),
+        IDS,
     ),
 }
 
@@ -412,24 +341,5 @@ TASKS = (
             ),
         ),
     ),
-    guess_task(
-        "rise_of_the_loss",
-        rise_without_induction,
-        "the rise of the loss without the clearest induction head",
-        near=0.25,
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake("map-read-sideways", "A.diagonal(-1).mean()", "A.diagonal(1).mean()"),
-    UsualMistake(
-        "copy-itself-counted",
-        "(before[None, :] == ids[:, None]) & (k < q) & (k > 0)",
-        "(ids[None, :] == ids[:, None]) & (k < q)",
-    ),
-    UsualMistake("hook-without-return", "return (merged,)", "merged = merged.contiguous()"),
-    UsualMistake(
-        "head-cut-after-mixing",
-        "attention.out.register_forward_pre_hook(zero)",
-        "attention.out.register_forward_hook(lambda module, inputs, out: zero(module, (out,))[0])",
-    ),
+    guess_task("trained_heads", "rise_of_the_loss", rise_without_induction),
 )

@@ -19,15 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import NAN, wrong_weights
-from regard.learn.judges.tables.edits import define
 from regard.learn.judges.tables.first_run import error_outcome
-from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
+from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import draw, is_right, largest_difference, named_mistake
 from regard.learn.judges.trained_heads import block_of, encode, load_model
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.wrong_ways import define, read_pairs, wrong_ways
 from regard.recorder import capture
 
 TEXT = "the king of the city and the king of"
@@ -37,104 +37,8 @@ TOLERANCE = 1e-4
 FREQUENCIES = "frequencies = 10000.0 ** (-torch.arange(0, D, 2) / D), which is 1 for the first pair"
 WEIGHTS = "q, k = rotate(q), rotate(k) after the heads are split; scores = q @ k.mT / self.head_dim**0.5"
 TURNED = "a cos − b sin, b cos + a sin"
-HALVES, NEIGHBOURS = "x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"
-PAIRS = "torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)"
-WRONG_ROTATIONS = (
-    (HALVES, NEIGHBOURS, "other-rotary-pairing", "", ""),
-    (
-        f"{HALVES}\n{PAIRS}",
-        f"{NEIGHBOURS}\n{PAIRS.replace('cat', 'stack')}.flatten(-2)",
-        "other-rotary-pairing",
-        "",
-        "",
-    ),
-    ("a * cos - b * sin", "a * cos + b * sin", "rotation-sign-lost", "", ""),
-    (
-        "torch.arange(T)",
-        "-torch.arange(T)",
-        "",
-        "every pair turns the other way: the minus stands at the wrong sine",
-        f"{TURNED}: torch.cat([-b, a], dim=-1) is what the sine multiplies",
-    ),
-    (
-        "torch.arange(T)",
-        "torch.arange(1, T + 1)",
-        "",
-        "positions begin at 1, and the model's begin at 0: the first token does not turn",
-        "torch.arange(T)",
-    ),
-    (
-        "-torch.arange(0, D, 2)",
-        "torch.arange(0, D, 2)",
-        "",
-        "later pairs turn faster instead of slower: the minus of the exponent is lost",
-        FREQUENCIES,
-    ),
-    ("/ D)", "/ D / 2)", "", "the exponents are half what they should be", FREQUENCIES),
-    ("/ D)", "/ D * 2)", "", "the exponents are twice what they should be", FREQUENCIES),
-    ("10000.0", "1000.0", "", "the base of the frequencies is 1000, and this model's is 10000", FREQUENCIES),
-    (PAIRS, "x", "", "what comes back is x as it was: nothing is turned", f"return {PAIRS}"),
-    (
-        PAIRS,
-        f"(lambda y: y * (torch.arange(D) % (D // 2) != D // 2 - 1))({PAIRS})",
-        "",
-        "the last pair is not turned, and comes back as 0: there are D / 2 pairs",
-        "range(D // 2)",
-    ),
-)
-ROTATED, SCORES = "q, k = rotate(q), rotate(k)", "q @ k.mT / self.head_dim**0.5"
 MIXED = "self.W_o((weights @ v).transpose(1, 2).reshape(B, T, d_model))"
-VISIBLE = "torch.ones(T, T, dtype=torch.bool).tril()"
-SPLIT = "x.view(B, T, self.num_heads, self.head_dim).transpose(1, 2)"
-ACROSS = "rotate({0}.transpose(1, 2)).transpose(1, 2)"
-WHOLE = "rotate({0}.transpose(1, 2).flatten(2)).view(B, T, -1, self.head_dim).transpose(1, 2)"
-# Edits of `TrainedAttention`.
-WRONG_ATTENTIONS = (
-    (SCORES, "q @ k.mT", "no-scale"),
-    (SCORES, "q @ k.mT / d_model**0.5", "scale-from-model-width"),
-    (SCORES, "q @ k.mT / self.head_dim", "scaled-by-width"),
-    (ROTATED, "q = rotate(q)", "one-side-rotated"),
-    (ROTATED, "k = rotate(k)", "one-side-rotated"),
-    (VISIBLE, VISIBLE.removesuffix(".tril()"), "no-mask"),
-    (SPLIT, "x.view(B, self.num_heads, T, self.head_dim)", "heads-split-by-view"),
-    (SCORES, "k @ q.mT / self.head_dim**0.5", "query-key-swapped"),
-    (VISIBLE, f"{VISIBLE}.tril(-1)", "missing-diagonal"),
-    (
-        ROTATED,
-        "pass",
-        "",
-        "your map knows nothing of positions: queries and keys are not rotated, or `rotate` gets the heads "
-        "where the tokens should be, on the axis before the last",
-        f"{ROTATED}, after the heads are split",
-    ),
-    *(
-        (
-            ROTATED,
-            f"q, k = {first.format('q')}, {second.format('k')}",
-            "",
-            f"`rotate` gets {what}: it turns by the axis before the last, that of the tokens",
-            WEIGHTS,
-        )
-        for what, turn in (("the heads where the tokens should be", ACROSS), ("all heads in one", WHOLE))
-        for first, second in ((turn, "rotate({0})"), ("rotate({0})", turn), (turn, turn))
-    ),
-    (MIXED, "(weights @ v).transpose(1, 2).reshape(B, T, d_model)", "output-projection-skipped"),
-    (MIXED, "self.W_o((weights @ v).reshape(B, T, d_model))", "heads-merged-by-view"),
-    (ROTATED, f"{ROTATED}; v = rotate(v)", "values-rotated"),
-)
 COPY = "W_q, W_k, W_v = attention.qkv.weight.chunk(3), by rows; W_o takes attention.out.weight"
-
-
-NOTHING_KEPT = "nothing was kept: model(ids) calls the hook, and the hook puts inputs[0] into the list"
-HOOK_HINTS = (
-    (
-        "positional argument",
-        "register_forward_pre_hook calls keep(module, inputs), before the module runs; register_forward_hook "
-        "calls it with the output too",
-    ),
-    ("list index out of range", NOTHING_KEPT),
-    ("KeyError", NOTHING_KEPT),
-)
 
 
 class LayerCall(NamedTuple):
@@ -170,9 +74,6 @@ ROTATE = FunctionTask(
     "transplant",
     "rotate",
     lambda: (Case("on random vectors", (torch.randn(2, 3, 5, 8, generator=input_generator()),)),),
-    (Result("x", "the shape of x", f"a, b = {HALVES}"),),
-    tuple(WrongWay(*way) for way in WRONG_ROTATIONS),
-    "each pair turns by an angle that grows with the position.",
 )
 
 
@@ -219,14 +120,12 @@ def _layer_projections(layer: int) -> SimpleNamespace:
 
 def _wrong_answers(layer: int) -> tuple[list[Variant], list[Variant]]:
     """The weights that each mistake gives for a layer, and the outputs."""
-    answers = [
-        (*_run(define("transplant", "TrainedAttention", old, new), layer), what)
-        for old, new, *what in WRONG_ATTENTIONS
-    ]
-    return (
-        [Variant(weights.nan_to_num(NAN), *what) for _, weights, what in answers],
-        [Variant(out, *what) for out, _, what in answers],
-    )
+    weights, outputs = [], []
+    for way in wrong_ways("transplant", "TrainedAttention"):
+        answer = _run(define("transplant", "TrainedAttention", way.right, way.wrong), layer)
+        weights.append(Variant(answer[1].nan_to_num(NAN), way.mistake, way.said, way.hint))
+        outputs.append(Variant(answer[0], way.mistake, way.said, way.hint))
+    return weights, outputs
 
 
 @cache
@@ -367,7 +266,7 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
     except NotImplementedError:
         raise
     except Exception as error:
-        return error_outcome(name, error, module, HOOK_HINTS)
+        return error_outcome(name, error, module, read_pairs("transplant", name, "errors"))
     if isinstance(x, tuple):
         return Outcome(
             name,
@@ -434,17 +333,5 @@ TASKS: tuple[Task, ...] = (
         ),
     ),
     Task("layer_input", judge_input, trials=(Trial(lambda: (load_model(), token_ids(), LAYER)),)),
-    guess_task(
-        "largest_difference",
-        difference_from_capture,
-        "the largest difference between a weight of yours and one of the model's",
-        near=0.95,  # the right power of ten, or the next one
-        waiting="your guess is compared once the rest is right",
-    ),
-)
-USUAL_MISTAKES = (
-    UsualMistake("other-rotary-pairing", "x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"),
-    UsualMistake("scale-from-model-width", "self.head_dim**0.5", "d_model**0.5"),
-    UsualMistake("one-side-rotated", "q, k = rotate(q), rotate(k)", "q = rotate(q)"),
-    UsualMistake("roles-shuffled", "W_q, W_k, W_v = attention", "W_k, W_q, W_v = attention"),
+    guess_task("transplant", "largest_difference", difference_from_capture),
 )

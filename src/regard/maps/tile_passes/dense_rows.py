@@ -1,4 +1,4 @@
-"""Weights of single rows and tiles as tensors, and whole rows in float64 from their scores alone.
+"""Weights of single rows and tiles as tensors, and the lse of rows in float64 from their scores alone.
 
 What is computed here fits in memory; `sweep.py` and `overview.py` reduce maps that need not.
 """
@@ -6,7 +6,6 @@ What is computed here fits in memory; `sweep.py` and `overview.py` reduce maps t
 from __future__ import annotations
 
 from itertools import product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +18,6 @@ from regard.maps.tile_passes.sweep import finite_lse, normalise_rows_
 
 NORMALISED = 1 << 21  # weights of whole rows that are divided by their rows' own sums, which costs time
 EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
-
-
-class ExactRows(NamedTuple):
-    """Whole rows in float64, from their scores alone."""
-
-    weights: Tensor  # (B, H, rows, S)
-    lse: Tensor  # (B, H, rows)
 
 
 def tile_weights(m: MapData, at: Grid) -> Tensor:
@@ -70,30 +62,22 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, softcap: float | None = No
 
 
 @torch.no_grad()
-def exact_rows(m: MapData, rows: Tensor) -> ExactRows:
-    """Compute whole rows in float64 from their scores alone.
+def exact_lse(m: MapData, rows: Tensor) -> Tensor:
+    """Compute the log-sum-exp of whole rows in float64 from their scores alone, (B, H, rows).
 
     The map's own lse is not used, so that it can be compared with the result.
     """
     B, H, _, S = m.matrix
     group = H // max(m.k.shape[1], 1)
-    weights = m.q.new_empty(B, H, len(rows), S, dtype=torch.float64)
-    lse = weights.new_empty(B, H, len(rows))
+    lse = m.q.new_empty(B, H, len(rows), dtype=torch.float64)
     # Few heads at a time, so that their numbers stay in the cache.
     step = max(1, EXACT_NUMBERS // max(1, group * len(rows) * S)) * group
     for b, h in product(range(B), range(0, H, max(step, 1))):
         batch, heads = slice(b, b + 1), slice(h, min(h + step, H))
         part = m.select(batch, heads)
-        s = tile_scores(part, grid(rows, slice(0, S), part.matrix, part.device), torch.float64)
-        sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
-        # The softmax by its definition: subtract the maximum, exponentiate, divide by the sum.
-        # amax refuses an axis of size 0.
-        top = s.amax(-1, keepdim=True) if S else s.new_full((*s.shape[:-1], 1), -torch.inf)
-        top = top if sinks is None else torch.maximum(top, sinks)
-        anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
-        total = s.sub_(anchor).exp_().sum(-1, keepdim=True)
-        total = total if sinks is None else total + (sinks - anchor).exp()
-        # A row that sees no key has total 0, and its weights are zeros.
-        torch.div(s, total.masked_fill(total == 0, 1.0), out=weights[batch, heads])
-        lse[batch, heads] = (top + total.log()).squeeze(-1)
-    return ExactRows(weights, lse)
+        at = grid(rows, slice(0, S), part.matrix, part.device)
+        found = tile_scores(part, at, torch.float64).logsumexp(-1)
+        if part.sinks is not None:
+            found = torch.logaddexp(found, part.sinks.double().view(-1, 1))
+        lse[batch, heads] = found
+    return lse

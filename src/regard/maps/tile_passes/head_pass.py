@@ -88,11 +88,12 @@ class HeadPass:
 
         `k` is (heads, places, D) and `lse` (heads, places).
         """
-        if self.mask.biased or self.softcap is not None:
+        # Spans may all be empty.
+        if self.mask.biased or self.softcap is not None or 0 in (self.q.shape[1], k.shape[1]):
             return False
         longest = torch.linalg.vector_norm(k, dim=-1).amax(-1, keepdim=True)
         size = torch.linalg.vector_norm(self.q[..., :-1], dim=-1) * longest  # no score exceeds it
-        return _is_normal(torch.cat([-size - lse, size - lse]).to(self.dtype))
+        return bool((size + lse.abs()).amax() <= -least_log(self.dtype))
 
     def tiles(self) -> list[ScoreTile]:
         """Every tile with a visible key."""
@@ -253,7 +254,7 @@ def _largest(logs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of every row (heads, rows, keys) and their places, or all where the keys are fewer."""
     keys = logs.shape[-1]
     count = keys // GROUP
-    if 4 * k > count:
+    if 8 * k > count:
         return logs.topk(min(k, keys), dim=-1)
     # The k largest are in the k groups with the largest maxima, which are quick to find. A group has every
     # `count`-th key: to compare neighbours takes longer. Keys beyond the groups are looked at one by one.

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.maps.data import MapData
-from regard.maps.tile_passes.dense_rows import exact_rows
+from regard.maps.tile_passes.dense_rows import exact_lse
 from regard.maps.tile_passes.large_heads import no_large_heads
 
 Value = TypeVar("Value")
@@ -136,7 +136,7 @@ def _complete_lse(m: MapData, rows: slice | Tensor) -> None:
         exact = tiled_attention.forward(problem, 0, torch.float64)[1]
     else:
         rows = rows[missing]
-        exact = exact_rows(m, rows).lse
+        exact = exact_lse(m, rows)
     # An lse that differs from the exact one by more than rounding is wrong, and the difference has to show.
     old = m.lse[:, :, rows].double()
     lse[:, :, rows] = exact.where((exact - old).abs() <= _lse_tolerance(m, rows, old), old)

@@ -1,7 +1,7 @@
 """Compares maps with the output of the model's own attention, as many calls at once as can be.
 
-The calls of a forward pass are judged together: those of equal sizes are compared as one batch, and all
-numbers come from their device in one transfer. A GPU waits for every question about its numbers, and small
+The calls of a forward pass are judged together: those of equal sizes are compared as one batch, and no number
+is read before all comparisons are queued. A GPU waits for every question about its numbers, and small
 operations cost more than what they compute. What the numbers mean is said by `certificate`.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.maps import AttentionMap
 from regard.maps.tile_passes.large_heads import has_large_lse, no_large_heads
 from regard.recorder.certificates.certificate import OWN_OUTPUT, ROWS, Evidence, sampled_rows
-from regard.recorder.certificates.row_products import multiply_rows
+from regard.recorder.certificates.row_products import multiply_rows, visible_keys
 from regard.recorder.summary import batch_kind, join_maps
 
 # Bytes of weights of the calls that are compared as one batch: the copies that join longer ones would cost as
@@ -97,11 +97,11 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
         batches += [numbers[first : first + size] for first in range(0, len(numbers), size)]
     measured = [_measure([comparisons[i] for i in batch], quick=True) for batch in batches]
     evidence: dict[int, Evidence] = {}
-    for batch, of_batch in zip(batches, _read(measured), strict=True):
+    for batch, of_batch in zip(batches, map(_read, measured), strict=True):
         facts = _facts(comparisons[batch[0]])
         for i, own in zip(batch, of_batch, strict=True):
-            if not math.isfinite(own.total):
-                ((own,),) = _read([_measure([comparisons[i]], quick=False)])
+            if not math.isfinite(own.check):
+                (own,) = _read(_measure([comparisons[i]], quick=False))
             evidence[i] = _evidence(comparisons[i], own, facts)
     return [evidence[i] for i in range(len(comparisons))]
 
@@ -123,16 +123,12 @@ class _Measured(NamedTuple):
     unclear: float  # whether the values of some head are too similar
     score: float  # the largest |lse|
     weights: float  # the largest difference from the model's own weights
-    total: float  # not finite if the comparison has to be made again, carefully
+    check: float  # not finite if the comparison has to be made again, carefully
 
 
-def _read(measured: Sequence[Tensor]) -> list[list[_Measured]]:
-    """Read tensors (comparisons, 8) with one transfer from each device."""
-    kinds = {(x.device, x.dtype) for x in measured}
-    rows = {
-        kind: iter(torch.cat([x for x in measured if (x.device, x.dtype) == kind]).tolist()) for kind in kinds
-    }
-    return [[_Measured(*next(rows[x.device, x.dtype])) for _ in range(len(x))] for x in measured]
+def _read(measured: Tensor) -> list[_Measured]:
+    """Read the numbers of comparisons (comparisons, 8); a GPU has to have made them."""
+    return [_Measured(*numbers) for numbers in measured.tolist()]
 
 
 def _rounding(c: ComparedCall) -> tuple[float, float, float]:
@@ -160,15 +156,15 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> Tensor:
         m = join_maps([c.m for c in batch])
         v, output = torch.cat([c.v for c in batch]), torch.cat([c.output for c in batch])
     B, H, T, S = m.matrix
-    doubt, zero = v.new_zeros(n, dtype=torch.bool), v.new_zeros(n, dtype=m.dtype)
+    R, zero = len(first.rows), v.new_zeros(n, dtype=m.dtype)
+    doubt: Tensor | None = None
     if 0 in (B, H, T, S):
         return v.new_zeros(n, 8, dtype=m.dtype)
     half_on_gpu = m.device.type == "cuda" and m.stored_dtype != torch.float32
     if quick and half_on_gpu and m.softcap is None:
         large = has_large_lse(m.lse, m.mask, S, m.first_position, half_precision=True)
         doubt, m = large.reshape(n, -1).any(1), m._with(precise=no_large_heads(B, H))
-    # A slice takes no copy of the lse.
-    lse = m.lse[:, :, slice(None) if len(first.rows) == T else first.rows]  # (B, H, rows)
+    lse = at_rows(m.lse, first.rows)  # (B, H, rows)
     # NaN is not the mark of a row without a visible key, and is not to be left out like one.
     hidden = lse == -torch.inf
     # Asking takes less time than filling, but on a GPU it would wait.
@@ -180,7 +176,6 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> Tensor:
     # the product, its accumulation. So a row may be off by its own Σ w |v|, and a large value that a row
     # hardly uses does not loosen it.
     product, sizes, row_sum = multiply_rows(m, first.rows, v, quick=quick)
-    total = product.reshape(n, -1).sum(1)  # not finite if a product is not
     v = v if quick else v.nan_to_num(0.0, 0.0, 0.0)  # padding may hold anything
     # A weight below the smallest number of its dtype is lost, whatever its value.
     smallest = max(smallest_error(output.dtype), smallest_error(m.stored_dtype))
@@ -194,7 +189,8 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> Tensor:
         # zeros.
         mean = _for_queries(v.to(m.dtype).mean(2, keepdim=True), H)  # (B, H, 1, E)
         room = _for_queries(size_of_values * (rounding / S), H) + lost
-        ratio = torch.where(hidden[..., None], _empty_row_error(model_output, mean) / room, ratio)
+        off = torch.minimum(model_output.abs(), (model_output - mean).abs()).nan_to_num(0.0)
+        ratio = torch.where(hidden[..., None], off / room, ratio)
         tolerance = torch.where(hidden[..., None], room, tolerance)
     elif any_hidden:
         # What a kernel returns for a row without a visible key is its own business: zeros, NaN or a mean.
@@ -211,22 +207,24 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> Tensor:
     if any_hidden:
         sum_error.masked_fill_(hidden, 0.0)
         score.masked_fill_(hidden, 0.0)
-        empty_rows = hidden.all(1).reshape(n, -1, len(first.rows)).any(1).sum(1)  # of some text
+        empty_rows = hidden.all(1).reshape(n, -1, R).any(1).sum(1)  # of some text
     sum_error, score = (x.reshape(n, -1).amax(1) for x in (sum_error, score))
     unclear = weight_error = zero
     # The model's own weights or lse confirm a map whatever its values are, and one key has the weight 1.
     if first.problem is None and first.weights is None and not first.own_lse and S > 1:
-        some = sampled_rows(len(first.rows), TELLING_ROWS, m.device)
-        seen = m.mask.tile(first.rows[some], slice(0, S), m.matrix, device=m.device).expand(B, H, -1, -1)
-        similar = _may_be_similar(seen, v, tolerance[:, :, some])
+        some = sampled_rows(R, TELLING_ROWS, m.device)
+        seen = visible_keys(m, first.rows[some], (R, -1))
+        similar = _may_be_similar(seen, v, tolerance[:, :, some]).reshape(n, -1).any(1)
         if quick:
-            doubt = doubt | similar.reshape(n, -1).any(1)
-        elif bool(similar.any()):
+            doubt = similar if doubt is None else doubt | similar
+        elif bool(similar):
+            seen = seen.expand(B, H, -1, -1)
             unclear = _has_similar_values(seen, v.to(m.dtype), tolerance[:, :, some]).view(1)
     if first.weights is not None:
         weight_error = _own_weight_error(first, m, first.weights, hidden).view(1)
-    total = total.masked_fill_(doubt, torch.nan)
-    columns = (worst, at_worst, sum_error, empty_rows, unclear, score, weight_error, total)
+    # A product that is not finite gives no finite ratio.
+    check = worst if doubt is None else worst.masked_fill(doubt, torch.nan)
+    columns = (worst, at_worst, sum_error, empty_rows, unclear, score, weight_error, check)
     return torch.stack([x.to(m.dtype) for x in columns], 1)
 
 
@@ -300,27 +298,23 @@ def smallest_error(dtype: torch.dtype) -> float:
     return min(torch.finfo(dtype).tiny, 2.0**-24)
 
 
-def _empty_row_error(output: Tensor, mean: Tensor) -> Tensor:
-    """How far the output of rows without a visible key is from both 0 and the mean value; NaN counts as 0."""
-    return torch.minimum(output.abs(), (output - mean).abs()).nan_to_num(0.0)
-
-
 def _may_be_similar(seen: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
     """Whether half of the rows of a head (B, H) may see too many values near their median: without a median.
 
-    `seen` (B, H, rows, S) are the keys of the rows, `values` (B, G, S, E). With fewer than n/4 of n keys away
-    from the median, all but n/2 pairs of neighbours are near it, and so near each other. Medians take most
-    of the time of a certificate, and few values are as similar as that.
+    `seen` (B or 1, H or 1, rows, S) are the keys of the rows, `values` (B, G, S, E). With fewer than n/4 of n
+    keys away from the median, all but n/2 pairs of neighbours are near it, and so near each other. Medians
+    take most of the time of a certificate, and few values are as similar as that.
     """
-    B, G, S, _ = values.shape
-    room = tolerance.nan_to_num(torch.inf, torch.inf).amax(2).reshape(B, G, -1, 1, values.shape[-1]).amax(2)
+    B, G, _, E = values.shape
+    room = tolerance.nan_to_num(torch.inf, torch.inf).amax(2).reshape(B, G, -1, 1, E).amax(2)
     room *= 2 * DISTINCT * (1.0 + torch.finfo(values.dtype).eps)  # since half precision rounds a difference
-    near = (values.diff(dim=2).abs_() <= room).all(-1)  # (B, G, S − 1)
-    pairs = (seen[..., 1:] & seen[..., :-1]).reshape(B, G, -1, S - 1)
-    far = (pairs & ~near.unsqueeze(2)).sum(-1).reshape(seen.shape[:3])  # pairs of neighbours that differ
+    differ = ~(values.diff(dim=2).abs_() <= room).all(-1)  # (B, G, S − 1)
+    if seen.shape[1] > 1:  # heads see keys of their own
+        differ = _for_queries(differ, seen.shape[1])
+    far = (seen[..., 1:] & seen[..., :-1] & differ.unsqueeze(2)).sum(-1)  # pairs of neighbours that differ
     keys = seen.sum(-1)
-    may_be = (keys > 1) & (2 * far < keys)
-    return 2 * may_be.sum(-1) > (keys > 1).sum(-1)
+    several = keys > 1
+    return 2 * (several & (2 * far < keys)).sum(-1) > several.sum(-1)
 
 
 def _has_similar_values(seen: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention.backends.tiles import find_visibility
 from regard.attention.masks.base import full
 from regard.attention.masks.grid import Blocks, grid
+from regard.attention.masks.memo import memoize_on_mask
 from regard.maps import AttentionMap
 from regard.maps.data import MapData
 from regard.maps.index import select_kv_heads
@@ -27,6 +28,10 @@ from regard.recorder.certificates.certificate import sampled_rows
 BLOCK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 27}
 # Of a sum: a product of a few hundred rows with more keys at once would leave most of a GPU idle.
 KEYS_OF_SUM = 1024
+
+
+Sample = tuple[int, int]
+"""The number of rows that are compared, and from which of them on some are meant."""
 
 
 class RowProducts(NamedTuple):
@@ -47,16 +52,30 @@ def multiply_rows(m: AttentionMap, rows: Tensor, v: Tensor, *, quick: bool = Fal
     at = sampled_rows(T, len(rows))  # on the CPU: reading those of a GPU would wait for it
     most = max(1, 4 * BLOCK_BYTES[_kind(m)] // (B * H * KEYS_OF_SUM * m.dtype.itemsize))
     parts: list[list[Tensor]] = []
-    for some, some_at in zip(torch.split(rows, most), torch.split(at, most), strict=True):
+    for start in range(0, len(rows), most):
+        part = slice(start, start + most)
 
-        def multiply_heads(
-            group: precision.HeadGroup, rows: Tensor = some, at: Tensor = some_at
-        ) -> list[Tensor]:
+        def multiply_heads(group: precision.HeadGroup, part: slice = part) -> list[Tensor]:
             values = select_kv_heads(v[group.batch], group.heads, H)
-            return _multiply_blocks(group.data, rows, at, values, quick=quick and _is_plain(group.data))
+            own, sample = (rows[part], at[part]), (len(rows), part.start)
+            return _multiply_blocks(group.data, *own, sample, values, quick=quick and _is_plain(group.data))
 
-        parts.append(precision.compute(m, multiply_heads, some))
+        parts.append(precision.compute(m, multiply_heads, rows[part]))
     return RowProducts(*(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*parts, strict=True)))
+
+
+def visible_keys(m: MapData, rows: Tensor, sample: Sample) -> Tensor:
+    """Which keys some rows see, (B or 1, H or 1, rows, S); `sample` says which rows these are."""
+    _, _, T, S = m.matrix
+
+    def compute() -> Tensor:
+        visible = m.mask.allowed(grid(rows, slice(0, S), m.matrix, m.device))
+        return visible.expand(-1, -1, len(rows), S)
+
+    # A dozen operations, in every capture of short texts. Masks that hold tensors are new in every forward.
+    if not m.mask.positional:
+        return compute()
+    return memoize_on_mask(m.mask, ("visible keys", T, S, sample, len(rows), m.device), compute)
 
 
 def _kind(m: MapData) -> str:
@@ -69,17 +88,22 @@ def _is_plain(m: MapData) -> bool:
     return in_float32 and m.softcap is None and not m.mask.biased
 
 
-def _multiply_blocks(m: MapData, rows: Tensor, at: Tensor, v: Tensor, *, quick: bool) -> list[Tensor]:
+def _multiply_blocks(
+    m: MapData, rows: Tensor, at: Tensor, sample: Sample, v: Tensor, *, quick: bool
+) -> list[Tensor]:
     """The products of heads that are computed in one dtype; `at` are the `rows` on the CPU."""
     (B, H, T, S), edges = m.matrix, _cut_keys(m, len(rows))
 
-    def multiply(own: Tensor, keys: slice, partly: slice | None) -> tuple[Tensor, Tensor]:
+    def multiply(own: Tensor, keys: slice, shown: tuple[slice, Tensor] | None) -> tuple[Tensor, Tensor]:
         if quick:
-            return _multiply_exponentials(m, own, keys, v[:, :, keys], partly)
+            return _multiply_exponentials(m, own, keys, v[:, :, keys], shown)
         return _multiply_weights(partial_weights(m, grid(own, keys, m.matrix, m.device)), v[:, :, keys])
 
+    shown: tuple[slice, Tensor] | None = None
     if len(edges) == 2:
-        products, sums = multiply(rows, slice(0, S), None if m.mask is full else slice(0, len(rows)))
+        if quick and m.mask is not full:
+            shown = slice(0, len(rows)), visible_keys(m, rows, sample)
+        products, sums = multiply(rows, slice(0, S), shown)
     else:
         some, every = _visibility(m, at, edges)
         products = torch.zeros(B, H, len(rows), 2 * v.shape[-1], dtype=m.dtype, device=m.device)
@@ -87,9 +111,10 @@ def _multiply_blocks(m: MapData, rows: Tensor, at: Tensor, v: Tensor, *, quick: 
         for block, (start, stop) in enumerate(pairwise(edges)):
             if (near := _span(some[:, block])) is None:
                 continue
-            own = rows if near == slice(0, len(rows)) else rows[near]
-            partly = _span((some & ~every)[near, block])
-            part, part_sums = multiply(own, slice(start, stop), partly)
+            own, keys, shown = rows if near == slice(0, len(rows)) else rows[near], slice(start, stop), None
+            if quick and (partly := _span((some & ~every)[near, block])) is not None:
+                shown = partly, m.mask.allowed(grid(own[partly], keys, m.matrix, m.device))
+            part, part_sums = multiply(own, keys, shown)
             products[:, :, near] += part
             sums[:, :, near] += part_sums
     if quick:
@@ -110,20 +135,21 @@ def _multiply_weights(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _multiply_exponentials(
-    m: MapData, rows: Tensor, keys: slice, values: Tensor, partly: slice | None
+    m: MapData, rows: Tensor, keys: slice, values: Tensor, shown: tuple[slice, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return what exp(score) gives with the values of some keys, and its sums; `partly` see not all of them.
+    """Return what exp(score) gives with the values of some keys, and its sums.
 
-    The weights are exp(score) / exp(lse), and to divide the sums is cheaper than to divide the weights.
+    `shown` are the rows that do not see all of these keys, and which they see; None if there are none. The
+    weights are exp(score) / exp(lse), and to divide the sums is cheaper than to divide the weights.
     """
     (B, H, T, _), G, S = m.matrix, m.k.shape[1], keys.stop - keys.start
     parts = max(1, S // KEYS_OF_SUM)  # each is a product of its own
-    q = m.q if len(rows) == T else m.q.index_select(2, rows)
-    q = q.reshape(B, G, 1, -1, q.shape[-1]).expand(-1, -1, parts, -1, -1).flatten(0, 2)
+    q = (m.q if len(rows) == T else m.q.index_select(2, rows)).reshape(B * G, -1, m.q.shape[-1])
+    q = q if parts == 1 else q.repeat_interleave(parts, 0)
     k, v = (x.reshape(B * G * parts, -1, x.shape[-1]) for x in (m.k[:, :, keys], values))
     weights = _product(q, k.mT, m.scale).exp_()  # (B · G · parts, H / G · rows, keys)
-    if partly is not None:
-        visible = m.mask.allowed(grid(rows[partly], keys, m.matrix, m.device)).to(weights.dtype)
+    if shown is not None:
+        partly, visible = shown[0], shown[1].to(weights.dtype)
         # Hidden afterwards: a CPU takes fifteen times as long for the exponential of −inf, and five times as
         # long to fill under a mask that heads share as to multiply.
         if parts == 1:

@@ -25,7 +25,7 @@ from regard.show.data.retention import LayerTable
 from regard.show.data.shown_text import ShownText
 from regard.show.data.stage_example import build_example
 from regard.show.data.survey_rows import describe_survey
-from regard.show.data.text_maps import EditedRun, MapCaches
+from regard.show.data.text_maps import EditedRun
 from regard.show.data.titles import distinct_title, title_of_tokens
 from regard.support.characters import ABBREVIATIONS
 
@@ -79,7 +79,7 @@ class Contents:
     ) -> None:
         self._lock = threading.RLock()  # several threads add, remove and describe texts
         self._meta: dict[str, Any] | None = None
-        self._texts, self._caches = Texts(), MapCaches()
+        self._texts = Texts()
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
         self.survey = survey
         self.lookup: dict[str, Any] | None = None
@@ -150,7 +150,7 @@ class Contents:
             )
         with self._lock:
             number = len(self._texts)
-            text = ShownText(capture, number, self.batch_index, self._caches, self._texts, edited)
+            text = ShownText(capture, number, self.batch_index, self._texts, edited)
             kind = "picture" if capture.pictures is not None and capture.ids is None else "text"
             title = title or title_of_tokens(text.tokens or []) or f"{kind} {number + 1}"
             text.title = title if edited is not None else distinct_title(title, self.titles)

@@ -18,7 +18,7 @@ from regard.show.data.map_view.thumbnails import Thumbnail
 from regard.show.data.patch_tokens import describe_pictures, patch_axes, token_lists
 from regard.show.data.retention import LayerTable
 from regard.show.data.telling_token import telling_query
-from regard.show.data.text_maps import TextMaps
+from regard.show.data.text_maps import MapCaches, TextMaps
 
 
 class ShownText(TextMaps):
@@ -46,7 +46,7 @@ class ShownText(TextMaps):
         self.capture = Capture(model=self.capture.model)
         self._heads = self._telling = self._units = None
         self._thumbnails, self._retained = {}, {}
-        self._caches.discard(self.number)
+        self._caches = MapCaches()
 
     def thumbnail(self, key: str | int) -> Thumbnail:
         """Return a layer's thumbnails, one for each head, and the heads' sinks."""

@@ -27,7 +27,7 @@ from regard.show.data.patch_tokens import patch_axes, token_lists
 from regard.show.data.predictions import likely_tokens
 from regard.support.lru import LRUCache
 
-CACHED_TILES = 192  # of at most 512 KiB each
+CACHED_TILES = 96  # of at most 512 KiB each
 CACHED_ATTRIBUTIONS = 16
 CACHED_MAPS = 64  # views of maps in memory take no more of it; those read from files do
 
@@ -60,18 +60,13 @@ class EditedRun(NamedTuple):
 
 
 class MapCaches:
-    """What was computed last, of all texts of a page; keys begin with the text's number."""
+    """What was computed last of a text."""
 
     def __init__(self) -> None:
         self.tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self.maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self.factors: LRUCache[Tensor] = LRUCache(CACHED_MAPS)
         self.attributions: LRUCache[Attribution] = LRUCache(CACHED_ATTRIBUTIONS)
-
-    def discard(self, text: int) -> None:
-        """Free what was computed of a text."""
-        for cache in (self.tiles, self.maps, self.factors, self.attributions):
-            cache.discard_if(lambda key: key[0] == text)
 
 
 class TextMaps:
@@ -81,7 +76,6 @@ class TextMaps:
         capture: the text and its layers.
         number: its number among the texts of the page.
         batch_index: which entry of the capture's batch is shown.
-        caches: those of the page.
         texts: all texts of the page, which may lend their units and their words.
         run: what the capture is an edited run of; None for the model's own.
     """
@@ -91,12 +85,11 @@ class TextMaps:
         capture: Capture,
         number: int,
         batch_index: int,
-        caches: MapCaches,
         texts: Sequence[TextMaps],
         run: EditedRun | None = None,
     ) -> None:
         self.capture, self.number, self.batch_index, self.run = capture, number, batch_index, run
-        self._caches, self._texts = caches, texts
+        self._caches, self._texts = MapCaches(), texts
         self._units: dict[str, dict[str, list[int]]] | None = None
 
     def layer(self, key: str | int) -> Layer:
@@ -112,7 +105,7 @@ class TextMaps:
             entry, heads = slice(self.batch_index, self.batch_index + 1), slice(0, m.matrix[1])
             return m.select(entry, heads, Axes())
 
-        return self._caches.maps.get((self.number, chosen.key), read)
+        return self._caches.maps.get(chosen.key, read)
 
     def head_map(self, key: str | int, head: int) -> HeadMap:
         """Return one head's map, (1, 1, T, S), its layer and its values; KeyError lists the heads."""
@@ -143,7 +136,7 @@ class TextMaps:
         chosen = self.layer(key)
         m = self._quantity_map(chosen, head, quantity)
         rows, cols = self._edges(chosen, quantity)
-        name = (self.number, chosen.key, head, quantity)
+        name = (chosen.key, head, quantity)
         pyramid = TilePyramid(m, self._caches.tiles, name, rows=rows, cols=cols)
         return pyramid.tile(z, i, j)
 
@@ -249,7 +242,7 @@ class TextMaps:
             cuts = () if self.run is None else self.run.cuts
             return contributions.without_cut_heads(factors, chosen, cuts) if cuts else factors
 
-        name = (self.number, chosen.key, quantity._replace(units="tokens", units_of=None))
+        name = (chosen.key, quantity._replace(units="tokens", units_of=None))
         return self._caches.factors.get(name, compute)
 
     def attribution(self, quantity: Quantity) -> dict[str, Any]:
@@ -269,7 +262,7 @@ class TextMaps:
     def _attribution(self, quantity: Quantity) -> Attribution:
         position, token = quantity.position, self._predicted(quantity)
         return self._caches.attributions.get(
-            (self.number, position, token),
+            (position, token),
             lambda: self.capture.attribution(
                 token, position=-1 if position is None else position, batch=self.batch_index
             ),

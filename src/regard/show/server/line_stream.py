@@ -21,31 +21,41 @@ from regard.show.server.limits import ExclusiveJob
 AS_IT_IS = {"content-encoding": "identity"}
 
 
-def stream(job: ModelJob, lock: ExclusiveJob) -> Response:
-    """Start a job and return a response that streams the lines it sends; a taken lock refuses the request."""
-    loop, lines, disconnected = asyncio.get_running_loop(), asyncio.Queue[Line | None](), threading.Event()
-
-    def put(line: Line | None) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and with it every client
-            loop.call_soon_threadsafe(lines.put_nowait, line)
-
-    jobs.start(job, lock, put, disconnected)
-    return LinesResponse(lines, disconnected)
-
-
-class LinesResponse(Response):
-    """A response that sends each line of a queue as it comes, up to None.
+class Follower:
+    """A client that reads lines, and the queue of lines for it.
 
     `disconnected` is set at the end, or as soon as the client disconnects.
     """
 
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.lines = asyncio.Queue[Line | None]()
+        self.disconnected = threading.Event()
+
+    def put(self, *lines: Line | None) -> None:
+        """Send lines to the client, from any thread; None ends the response."""
+        for line in lines:
+            with suppress(RuntimeError):  # the loop has ended, and with it every client
+                self.loop.call_soon_threadsafe(self.lines.put_nowait, line)
+
+
+def stream(job: ModelJob, lock: ExclusiveJob) -> Response:
+    """Start a job and return a response that streams the lines it sends; a taken lock refuses the request."""
+    follower = Follower()
+    jobs.start(job, lock, follower.put, follower.disconnected)
+    return LinesResponse(follower)
+
+
+class LinesResponse(Response):
+    """A response that sends each line for a client as it comes, up to None."""
+
     media_type = "application/x-ndjson"
 
-    def __init__(self, lines: asyncio.Queue[Line | None], disconnected: threading.Event) -> None:
+    def __init__(self, follower: Follower) -> None:
         super().__init__(headers=AS_IT_IS)
         # Starlette sets the length of an empty body; this one ends when its lines do.
         del self.headers["content-length"]
-        self.lines, self.disconnected = lines, disconnected
+        self.lines, self.disconnected = follower.lines, follower.disconnected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks = [asyncio.ensure_future(self._send(send)), asyncio.ensure_future(wait_for_disconnect(receive))]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -23,26 +22,11 @@ from regard.show.server.app import Site, make_application, read_body, respond
 from regard.show.server.assets import asset_routes, page_files
 from regard.show.server.jobs import Line
 from regard.show.server.limits import Limits, RefusedError, StoppedError
-from regard.show.server.line_stream import LinesResponse
+from regard.show.server.line_stream import Follower, LinesResponse
 
 POLL = 0.05  # seconds between two looks of a waiting request at whether there is something to show
 MOST_FOLLOWERS = 64
 CANCELLED = "It was cancelled on the page. Start the command again to read a text."
-
-
-class Follower:
-    """A client that reads the progress, and the queue of lines for it."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.lines = asyncio.Queue[Line | None]()
-        self.disconnected = threading.Event()
-
-    def put(self, *lines: Line | None) -> None:
-        """Send lines to the client, from any thread; None ends the response."""
-        for line in lines:
-            with suppress(RuntimeError):  # the loop has ended, and with it every client
-                self.loop.call_soon_threadsafe(self.lines.put_nowait, line)
 
 
 @dataclass
@@ -132,7 +116,7 @@ class OpeningSite:
                 self._followers.append(follower)
             follower.put(self._line, *([None] if has_ended else []))
         self.was_followed.set()
-        return LinesResponse(follower.lines, follower.disconnected)
+        return LinesResponse(follower)
 
     async def _cancel(self, request: Request) -> Response:
         await read_body(request, self.limits)

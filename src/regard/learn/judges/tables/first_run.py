@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.learn.hints.errors import describe_error, find_hint
 from regard.learn.judges.tables.verdicts import attend, named_mistake
 from regard.learn.lesson import Outcome
+from regard.learn.wrong_ways import read_pairs
 
 RETURN_BOTH = "give both a name, and return the two, the output first: return out, weights"
 DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the error
@@ -36,7 +37,7 @@ def first_run(
     out: OutputShape,
     weights: OutputShape,
     projections: tuple[str, ...] = ("W_q", "W_k", "W_v"),
-    hints: tuple[tuple[str, str], ...] = (),
+    lesson: str = "",
 ) -> Outcome | None:
     """Build the learner's class and run it once; return what is wrong with that, or None.
 
@@ -48,7 +49,7 @@ def first_run(
         inputs: arguments of its forward.
         out, weights: the shapes of the two tensors that forward returns.
         projections: names that the module has to have, each an `nn.Linear`.
-        hints: further hints, each with the part of an error's text that it is for.
+        lesson: the noun of a lesson whose table has `errors`, hints each after a part of the error's text.
     """
     if not isinstance(thing, type) or not issubclass(thing, nn.Module):
         said = f"expected `{name}` to be a class that derives from nn.Module"
@@ -62,7 +63,7 @@ def first_run(
     except NotImplementedError:
         raise
     except Exception as error:
-        return error_outcome(name, error, module, hints)
+        return error_outcome(name, error, module, read_pairs(lesson, name, "errors") if lesson else ())
     return problem or _find_wrong_answer(name, made, answer, inputs, out, weights)
 
 

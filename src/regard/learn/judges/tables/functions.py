@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.edits import define, definition, edit, lines_to_write, statements_with
 from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.relations import describe_relation
@@ -28,7 +27,18 @@ from regard.learn.judges.tables.verdicts import (
     is_right,
     largest_difference,
 )
-from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
+from regard.learn.lesson import Outcome, Task, Trial
+from regard.learn.mistakes import sentence
+from regard.learn.wrong_ways import (
+    WrongWay,
+    define,
+    definition,
+    hint_for,
+    judge_table,
+    lines_to_write,
+    read_pairs,
+    wrong_ways,
+)
 
 TOLERANCE = 1e-4
 # These functions take tensors with and without an axis for texts, of which the general hint speaks.
@@ -60,54 +70,51 @@ class Result(NamedTuple):
     """
 
     name: str
-    axes: str
+    axes: str = ""
     hint: str = ""
-
-
-class WrongWay(NamedTuple):
-    """An edit that makes the solution wrong, and what is said to a learner whose answers are the same.
-
-    `right` is a part of the solution, and `wrong` what replaces it; of several lines each is a part. A
-    `mistake` of the catalogue or of `mistakes` brings its effect; `said` replaces it, where the lesson has
-    words of its own. The hint is the solution's line, unless there is a better `hint`.
-    """
-
-    right: str
-    wrong: str
-    mistake: str = ""
-    said: str = ""
-    hint: str = ""
-
-    def for_values_too(self) -> WrongWay:
-        """Return the same way for the values as for the keys, both at once."""
-        right, wrong = (text + "\n" + re.sub(r"\bk\b", "v", text) for text in self[:2])
-        return self._replace(right=right, wrong=wrong)
 
 
 @dataclass(frozen=True)
 class FunctionTask:
     """A function that the learner writes, compared with that of the solution on every case.
 
-    `lesson` is the lesson's noun. `error_hints` are for errors, each with a part of the error's text. If
-    `attends` is given, the checker is asked about what no wrong way explains: it makes of the learner's
+    `lesson` is the lesson's noun: its file `judge.toml` has what is said, the `results`, the `errors`, each
+    with a part of the error's text, and the wrong `ways`. Results that others are made of are `judged_first`.
+
+    If `attends` is given, the checker is asked about what no wrong way explains: it makes of the learner's
     function an attention (q, k, v), which is checked with `options`. A function that calls another one of
     the file waits until `after` is right. `shortcut` is asked about a function that is right: it says which
-    part of the lesson it leaves out, or "". The results that others are made of are `judged_first`, by their
-    names.
+    part of the lesson it leaves out, or "".
     """
 
     lesson: str
     name: str
     cases: Callable[[], tuple[Case, ...]]
-    results: tuple[Result, ...]
-    wrong_ways: tuple[WrongWay, ...]
-    done: str
-    error_hints: tuple[tuple[str, str], ...] = ()
     attends: Callable[[Any], Callable[..., Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     after: FunctionTask | None = None
     shortcut: Callable[[Callable[..., Any]], str] = lambda function: ""
-    judged_first: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """What the lesson's file says of this function."""
+        table: dict[str, Any] = judge_table(self.lesson)[self.name]
+        return table
+
+    @property
+    def results(self) -> list[Result]:
+        """The things that it returns."""
+        return [Result(**result) for result in self.table["results"]]
+
+    @property
+    def error_hints(self) -> tuple[tuple[str, str], ...]:
+        """Hints for errors, each after a part of the error's text."""
+        return read_pairs(self.lesson, self.name, "errors")
+
+    @property
+    def wrong_ways(self) -> tuple[WrongWay, ...]:
+        """The edits of the solution that are known to be wrong."""
+        return wrong_ways(self.lesson, self.name)
 
     @property
     def right(self) -> Any:
@@ -142,7 +149,9 @@ class FunctionTask:
         if self.after and not is_right(self.after.judge, getattr(module, self.after.name, None), module):
             said = f"it waits for `{self.after.name}`, which is not right yet: correct that first"
             return Outcome(self.name, "unfinished", said)
-        cases, answers, expected = self.cases(), [], []
+        cases = self.cases()
+        answers: list[list[Tensor]] = []
+        expected: list[list[Tensor]] = []
         overwritten: Outcome | None = None
         for case in cases:
             arguments = _copied(case.arguments)
@@ -151,34 +160,65 @@ class FunctionTask:
             except NotImplementedError:
                 raise
             except Exception as error:
-                outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
-                return replace(outcome, hint=outcome.hint or self._hint(self.results[0]))
+                # What is wrong in the cases before it comes first.
+                before = cases[: len(answers)]
+                if not before or self._agree(before, answers, expected):
+                    return self._describe_error(error, module, cases[: len(answers) + 1])
+                cases = before
+                break
             if wrong := self._wrong_kind(answer):
                 return wrong
             answers.append(_tensors(answer))
             expected.append(_tensors(self.right(*case.arguments)))
             overwritten = overwritten or find_overwritten(self.name, arguments, case.arguments)
         wrong = self._wrong_form(cases, answers, expected) or overwritten
-        if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
+        if overwritten is None and self._agree(cases, answers, expected):
             if left_out := self.shortcut(function):
                 return Outcome(self.name, "unfinished", left_out, hint=self._hint(self.results[0]))
-            return Outcome(self.name, "done", self.done)
+            return Outcome(self.name, "done", sentence(self.table["done"]))
         first = self._first_wrong(answers, expected)
-        numbers = _flat(answers, first)
+        # What others are made of is right then, and a way that changes it is another mistake.
+        made = self._made_first()
+        told = (first,) if first in made else (*made, first)
         return (
-            find_variant(self.name, numbers, self.variants(cases, first), TOLERANCE)
+            find_variant(self.name, _flat(answers, told), self.variants(cases, told), TOLERANCE)
             or wrong
             or self._checked(function, answers)
             or self._two_wrong_ways(cases, [parts[first] for parts in answers], first)
             or self._describe(cases, answers, expected)
         )
 
-    def variants(self, cases: tuple[Case, ...], result: int | None = None) -> Iterator[Variant]:
-        """Yield what each wrong way gives on the cases: all results, or the one with a number."""
+    def _agree(
+        self, cases: tuple[Case, ...], answers: list[list[Tensor]], expected: list[list[Tensor]]
+    ) -> bool:
+        """Whether all answers are right."""
+        is_formed = self._wrong_form(cases, answers, expected) is None
+        return is_formed and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE
+
+    def _describe_error(self, error: Exception, module: ModuleType, cases: tuple[Case, ...]) -> Outcome:
+        """Return the outcome for an error in the last of these cases; those before it are right."""
+        outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
+        said = outcome.message
+        if len(cases) > 1:
+            at = found.start() if (found := re.search(r"line \d+, ", said)) else 0
+            works = f"It works {cases[0].special} and fails {cases[-1].special}"
+            said = f"{said[:at]}{works}: {said[at:]}"
+        return replace(outcome, message=said, hint=outcome.hint or self._hint(self.results[0]))
+
+    def variants(self, cases: tuple[Case, ...], results: Sequence[int]) -> Iterator[Variant]:
+        """Yield what each wrong way gives on the cases: the results with these numbers."""
         for way in self.wrong_ways:
-            compute = define(self.lesson, self.name, way.right, way.wrong)
-            answers = [_tensors(compute(*_copied(case.arguments))) for case in cases]
-            yield Variant(_flat(answers, result), way.mistake, way.said, self.hint_for(way))
+            yield self._variant(way, self.numbers(cases, way.right, way.wrong, results))
+
+    def _variant(self, way: WrongWay, numbers: Tensor) -> Variant:
+        return Variant(numbers, way.mistake, way.said, hint_for(self.lesson, self.name, way))
+
+    def numbers(
+        self, cases: tuple[Case, ...], right: str = "", wrong: str = "", results: Sequence[int] = (0,)
+    ) -> Tensor:
+        """Return what the solution, or an edit of it, gives on the cases, in one row."""
+        compute = define(self.lesson, self.name, right, wrong)
+        return _flat([_tensors(compute(*_copied(case.arguments))) for case in cases], results)
 
     def _two_wrong_ways(self, cases: tuple[Case, ...], answers: list[Tensor], result: int) -> Outcome | None:
         """Return what is said about the first of two wrong ways that together give a result on each case."""
@@ -187,34 +227,36 @@ class FunctionTask:
             way: [(text.index(part), text.index(part) + len(part)) for part in way.right.split("\n")]
             for way in self.wrong_ways
         }
-        for pair in combinations(sorted(self.wrong_ways, key=lambda way: min(spans[way])), 2):
-            if any(end > start for (_, end), (start, _) in pairwise(sorted(spans[pair[0]] + spans[pair[1]]))):
+        for first, second in combinations(sorted(self.wrong_ways, key=lambda way: min(spans[way])), 2):
+            if any(end > start for (_, end), (start, _) in pairwise(sorted(spans[first] + spans[second]))):
                 continue  # both change the same text
-            right, wrong = ("\n".join(texts) for texts in zip(*(way[:2] for way in pair), strict=True))
+            right, wrong = ("\n".join(texts) for texts in zip(first[:2], second[:2], strict=True))
             # Either edit is Python, and what the two are together may raise an error.
             with contextlib.suppress(Exception):
-                compute = define(self.lesson, self.name, right, wrong)
+                # Case by case: most pairs differ in the first.
                 if all(
-                    _is_equal(_flat([_tensors(compute(*_copied(case.arguments)))], result), _flat([[answer]]))
+                    _is_equal(self.numbers((case,), right, wrong, (result,)), _flat([[answer]]))
                     for case, answer in zip(cases, answers, strict=True)
                 ):
-                    first = Variant(answers[0], pair[0].mistake, pair[0].said, self.hint_for(pair[0]))
-                    said = first.outcome(self.name)
+                    said = self._variant(first, answers[0]).outcome(self.name)
                     return replace(said, message=f"{said.message.rstrip('.')}. There is one more mistake.")
         return None
-
-    def hint_for(self, way: WrongWay) -> str:
-        """Return what to write in the place of a wrong way."""
-        return way.hint or statements_with(self.lesson, self.name, way.right)
 
     def _first_wrong(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> int:
         """Return the number of the first result that is wrong in any case.
 
         By it alone a wrong way is known: whether the others follow from it depends on how it is written.
         """
-        order = sorted(range(len(self.results)), key=lambda n: self.results[n].name not in self.judged_first)
+        order = sorted(range(len(self.results)), key=lambda n: n not in self._made_first())
         # The first if none is: a mask of 0.0 and 1.0 is wrong and has the right numbers.
-        return next((n for n in order if not _is_equal(_flat(answers, n), _flat(expected, n))), order[0])
+        return next(
+            (n for n in order if not _is_equal(_flat(answers, (n,)), _flat(expected, (n,)))), order[0]
+        )
+
+    def _made_first(self) -> list[int]:
+        """The numbers of the results that others are made of."""
+        names = self.table.get("judged_first", ())
+        return [n for n, result in enumerate(self.results) if result.name in names]
 
     def _wrong_kind(self, answer: Any) -> Outcome | None:
         """Return what is wrong with the number or the types of the results; None if nothing is."""
@@ -222,9 +264,14 @@ class FunctionTask:
         parts = answer if isinstance(answer, tuple) else (answer,)
         if len(parts) == len(self.results) and all(isinstance(x, Tensor | int | float) for x in parts):
             return None
-        got = "None" if answer is None else ", ".join(type(part).__name__ for part in parts)
+        got = (
+            "None: is `return` missing?"
+            if answer is None
+            else ", ".join(type(part).__name__ for part in parts)
+        )
         said = f"expected it to return {names}; it returns {got}"
-        hint = "torch.stack(…) makes one tensor of a list" if list in map(type, parts) else f"return {names}"
+        is_list = len(parts) == len(self.results) and list in map(type, parts)
+        hint = "torch.stack(…) makes one tensor of a list" if is_list else f"return {names}"
         return Outcome(self.name, "wrong", said, hint=hint)
 
     def _wrong_form(
@@ -239,7 +286,10 @@ class FunctionTask:
                         f"{tuple(right.shape)}, which is {result.axes}" if result.axes else "as one number"
                     )
                     said = f"{case.special}, expected `{result.name}` {shape}; got {tuple(part.shape)}"
-                    if sorted(part.shape) == sorted(right.shape):
+                    if [x.shape for x in parts] == [x.shape for x in rights[::-1]]:
+                        names = " and ".join(result.name for result in self.results)
+                        said, hint = f"{said}: are {names} exchanged?", f"return {names}, in this order"
+                    elif sorted(part.shape) == sorted(right.shape):
                         said, hint = f"{said}: its axes stand in another order", IN_ORDER
                 elif right.dtype == torch.bool != part.dtype:
                     said = (
@@ -285,20 +335,6 @@ class FunctionTask:
         return Outcome(self.name, "wrong", said, hint=case.hint or self._hint(result))
 
 
-def usual(functions: Sequence[FunctionTask], *names: str) -> tuple[UsualMistake, ...]:
-    """Return the first wrong way of each of these names as a usual mistake."""
-    ways = {
-        way.mistake: UsualMistake(
-            way.mistake,
-            definition(function.lesson, function.name),
-            edit(function.lesson, function.name, way.right, way.wrong),
-        )
-        for function in reversed(functions)
-        for way in reversed(function.wrong_ways)
-    }
-    return tuple(ways[name] for name in names)
-
-
 def draw(*shape: int, seed: int) -> Tensor:
     """Return random numbers, the same for a number and the seed of the judge's inputs."""
     return torch.randn(*shape, generator=input_generator(seed))
@@ -317,11 +353,11 @@ def _is_equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and largest_difference(a, b) < TOLERANCE
 
 
-def _flat(answers: list[list[Tensor]], result: int | None = None) -> Tensor:
-    """The numbers of all results, or of the one with a number, in one row.
+def _flat(answers: list[list[Tensor]], results: Sequence[int] | None = None) -> Tensor:
+    """The numbers of all results, or of those with these numbers, in one row.
 
     NaN is a number there, so that a wrong way may give it too.
     """
-    chosen = [parts if result is None else parts[result : result + 1] for parts in answers]
+    chosen = [parts if results is None else [parts[n] for n in results] for parts in answers]
     numbers = torch.cat([part.double().flatten() for parts in chosen for part in parts])
     return torch.nan_to_num(numbers, nan=NAN, posinf=INFINITY, neginf=-INFINITY)

@@ -3,56 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from regard.learn.lesson import Outcome, Task
+from regard.learn.mistakes import sentence
+from regard.learn.wrong_ways import judge_table, read_pairs
 
 NEAR = 0.1  # relative error of a guess that counts as near
-NOTHING: Mapping[float, str] = {}
 
 
-def guess_task(
-    name: str,
-    exact: float | Callable[[ModuleType], float],
-    said: str,
-    within: float = math.inf,
-    *,
-    near: float = NEAR,
-    answers_to: Mapping[float, str] = NOTHING,
-    hint: str = "",
-    waiting: str = "",
-) -> Task:
-    """Return the task to predict a number.
+def guess_task(noun: str, name: str, compute: Callable[[ModuleType], float] | None = None) -> Task:
+    """Return the task of a lesson to predict a number.
 
-    Arguments:
-        name: of the task.
-        exact: the number, or a function that computes it from the learner's file.
-        said: what the number is, as the subject of a sentence.
-        within: the largest relative error that counts as right; by default any guess does, since the lesson
-            is in the comparison.
-        near: the largest relative error of a guess that is marked as right, where any guess will do.
-        answers_to: wrong numbers, each with the question that it is the answer to.
-        hint: how to find the number; whether it is more or less than the guess if empty, which else a second
-            hint tells.
-        waiting: what to say as long as the number cannot be computed from the learner's file.
+    The lesson's file `judge.toml` has its table: what the number is, as the subject of a sentence (`said`);
+    the largest relative error that counts as right (`within`), where any guess counts if it says nothing,
+    since the lesson is in the comparison, and a guess that is `near` is marked as right; wrong numbers, each
+    with the question that it is the answer to (`answers`); and how to find the number (`hint`), else whether
+    it is more or less. It is `exact`, or what `compute` makes of the learner's file; as long as that fails,
+    `waiting` is said.
     """
+    table = judge_table(noun)[name]
+    said, hint = sentence(table["said"]), sentence(table.get("hint", ""))
+    within, near = table.get("within", math.inf), table.get("near", NEAR)
 
     def judge(guess: Any, module: ModuleType) -> Outcome:
         try:
-            number = exact(module) if callable(exact) else exact
+            number = compute(module) if compute else table["exact"]
         # The learner's own file computes the number, and may not run yet.
         except Exception:
-            if not waiting:
+            if "waiting" not in table:
                 raise
-            return Outcome(name, "unfinished", waiting)
+            return Outcome(name, "unfinished", table["waiting"])
         if isinstance(guess, int | float | Tensor):
             side = f"it is {'more' if number > float(guess) else 'less'} than that"
             more = side if hint else ""
-            for answer, reason in answers_to.items():
+            for answer, reason in read_pairs(noun, name, "answers"):
                 if math.isclose(float(guess), answer, rel_tol=5e-3):
                     return Outcome(name, "wrong", reason, hint=hint or side, more=more)
         # True is an int to Python, and no guess.

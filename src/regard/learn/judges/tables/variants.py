@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.learn.judges.tables.verdicts import largest_difference
 from regard.learn.lesson import Outcome
 from regard.learn.mistakes import find_mistake
+from regard.learn.wrong_ways import define, wrong_ways
 
 TOLERANCE = 1e-5
 
@@ -31,6 +32,13 @@ class Variant(NamedTuple):
         entry = find_mistake(self.mistake)
         effect = entry.effect if entry else ""
         return Outcome(task, "wrong", self.said or effect, self.mistake, self.hint)
+
+
+def edited_variants(noun: str, task: str, run: Callable[[Any], Tensor]) -> Iterator[Variant]:
+    """Yield what each wrong way of a task gives: `run` gets the edited class or function of the solution."""
+    for way in wrong_ways(noun, task):
+        edited = define(noun, task, way.right, way.wrong)
+        yield Variant(run(edited), way.mistake, way.said, way.hint)
 
 
 def find_variant(

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.checker.errors import CheckError
 from regard.learn.lesson import Outcome, WeightPicture
 from regard.learn.mistakes import find_mistake
+from regard.learn.wrong_ways import read_pairs
 from regard.stages.example import TOKENS
 from regard.support.quick_torch import complete_torch
 
@@ -25,8 +26,7 @@ def check_attention(
     thing: Any,
     done: str,
     *,
-    hints: dict[str, str] | None = None,
-    effects: dict[str, str] | None = None,
+    lesson: str = "",
     **options: Any,
 ) -> Outcome:
     """Judge an attention with the checker.
@@ -35,8 +35,8 @@ def check_attention(
         name: of the task.
         thing: the learner's function, module or class.
         done: what to say if it is right.
-        hints: by the name of a mistake or warning, how to fix it in the lesson's own names.
-        effects: by the name of a mistake, what it does, in words that the lesson has used by then.
+        lesson: the noun of a lesson whose table has `hints`, how to fix a mistake or warning of a name in the
+            lesson's own names, and `effects`, what it does in words that the lesson has used by then.
         options: keyword arguments of `regard.check`.
     """
     # Here, since not every lesson needs the checker, which is imported slowly, and moves modules to "meta".
@@ -44,8 +44,11 @@ def check_attention(
     from regard.checker.checker import check
 
     try:
-        outcome = outcome_of_report(name, check(thing, **options), done, hints or {})
-        return replace(outcome, message=(effects or {}).get(outcome.mistake, outcome.message))
+        hints, effects = (
+            dict(read_pairs(lesson, name, key)) if lesson else {} for key in ("hints", "effects")
+        )
+        outcome = outcome_of_report(name, check(thing, **options), done, hints)
+        return replace(outcome, message=effects.get(outcome.mistake, outcome.message))
     except CheckError as error:
         return Outcome(name, "wrong", str(error))
 

@@ -138,10 +138,7 @@ export class CacheView extends PageView {
     this.lead.textContent = this.failure || (done ? policySentence(tables, policy) || whys[0] : "");
     if (!measured) return;
     const { budgets, tokens } = measured;
-    this.which.fill(
-      ownPolicies(measured).map((name) => [name, name]),
-      policy,
-    );
+    this.which.fill(ownPolicies(measured), policy);
     const chosen = layerOf(this.app.meta, this.text, state.layer);
     this.table.fill(layers, {
       top: budgets.length,

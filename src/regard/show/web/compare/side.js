@@ -1,9 +1,9 @@
 // @ts-check
 // One of the two heads that are compared: which one it is, to be chosen, and what it does.
 
-import { select } from "../parts/controls.js";
+import { fillLayers, select } from "../parts/controls.js";
 import { element, makeButton } from "../parts/dom.js";
-import { layerName, layerOf, textsName } from "../data/layers.js";
+import { layerOf, textsName } from "../data/layers.js";
 import { scoreTitle } from "../data/score_words.js";
 
 /** The words and choices over a map. */
@@ -58,14 +58,8 @@ export class ComparedSide {
       place.text,
     );
     this.text.hidden = titles.length < 2;
-    this.layer.fill(
-      text.layers.map((one) => [one.key, layerName(one)]),
-      place.layer,
-    );
-    this.head.fill(
-      layer.heads.map((head) => [String(head), String(head)]),
-      place.head,
-    );
+    fillLayers(this.layer, text.layers, place.layer);
+    this.head.fill(layer.heads, place.head);
     this.title.textContent = `Layer ${place.layer}, head ${place.head}`;
     this.model.textContent = text.model;
     this.model.hidden = meta.texts.every(({ model }) => model === text.model);

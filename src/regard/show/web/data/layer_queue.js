@@ -58,6 +58,11 @@ export class LayerQueue {
     this.chosen = chosen;
   }
 
+  /** How many layers there are. */
+  get of() {
+    return this.layers.length;
+  }
+
   stop() {
     this.stopped = true;
     this.tell(this);

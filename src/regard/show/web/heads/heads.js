@@ -32,7 +32,7 @@ export class HeadsView extends PageView {
     this.progress = new LateProgress("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(layer),
-      (queue) => this.progress.followQueue(queue, "Scoring the heads", "scores"),
+      (queue) => this.progress.followWork(queue, "Scoring the heads", "layers", "the scores of "),
     );
     this.controls = makeGalleryControls(app);
     this.warning = element("p", { class: "note heads-warning" });
@@ -139,7 +139,7 @@ function makeGalleryControls(app) {
      */
     fill(heads, layers, state) {
       label.fill(labelOptions(heads), state.label);
-      layer.fill([["all", "all"], ...layers.map((one) => [one.key, one.key])], state.layerFilter);
+      layer.fill(["all", ...layers.map(({ key }) => key)], state.layerFilter);
     },
   };
 }

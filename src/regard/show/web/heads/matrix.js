@@ -53,10 +53,7 @@ export class ScoreMatrix {
     [this.state, this.heads] = [state, heads];
     const names = namesOf(heads);
     const name = matrixScore(state.headScore, names);
-    this.which.fill(
-      names.map((one) => [one, scoreTitle(one)]),
-      name,
-    );
+    this.which.fill(names, name, scoreTitle);
     const best = highestRow(heads, name);
     const top = Math.max(isShare(name) ? 0.1 : 1e-9, best?.scores[name].value ?? 0);
     const rows = new Map(heads.map((row) => [headName(row), row]));

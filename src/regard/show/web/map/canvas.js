@@ -5,6 +5,7 @@
 import { ramp } from "../parts/colours.js";
 import { ARROWS, contextOf, element } from "../parts/dom.js";
 import { mapScale } from "../parts/map_scale.js";
+import { LateProgress } from "../parts/progress_panel.js";
 import { areWeights, isSigned, PLAIN } from "../data/quantity.js";
 import { theme } from "../parts/theme.js";
 import { setDrawing } from "../picture/canvas_drawings.js";
@@ -14,7 +15,6 @@ import { paperScene } from "./figure.js";
 import { ColourFit, fitTop } from "./tile_image.js";
 import { listen } from "./gestures.js";
 import { draw, drawingColours } from "./heatmap.js";
-import { MapProgress } from "./map_progress.js";
 import { levelFor, TilePyramid } from "./tiles.js";
 
 const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
@@ -79,7 +79,8 @@ export class MapCanvas {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = 0;
     root.append(this.canvas);
-    this.progress = new MapProgress(root, this.pyramid, () => this.plan());
+    this.progress = new LateProgress("over-map");
+    root.append(this.progress.box);
     listen(this.canvas, this.wishes());
     new ResizeObserver(() => this.plan()).observe(root);
     addEventListener("regard-theme", () => {
@@ -133,8 +134,24 @@ export class MapCanvas {
     const scene = this.scene();
     this.context.setTransform(1 / scene.pixel, 0, 0, 1 / scene.pixel, 0, 0);
     draw(this.context, scene);
-    this.progress.follow(scene);
+    this.followTiles(scene);
     this.hooks.drawn(scene);
+  }
+
+  /**
+   * Says how many tiles are missing, with a button to cancel their computation.
+   * @param {{ missing: number, needed: number }} cover
+   */
+  followTiles({ missing, needed }) {
+    const { pyramid, progress } = this;
+    const go = (/** @type {boolean} */ on) => {
+      pyramid.stopped = !on;
+      progress.hide();
+      this.plan();
+    };
+    const ways = { stop: () => go(false), resume: () => go(true) };
+    const work = { done: needed - missing, of: needed, stopped: pyramid.stopped, ...ways };
+    progress.followWork(work, "Computing this head", "parts of this map");
   }
 
   /** The sizes of canvas and gutters, from the room that there is; the camera follows. */

@@ -72,6 +72,8 @@ export function legend(root) {
   };
 }
 
+const LAST_MARK = 0.82; // place on the bar up to which powers of ten are written
+
 /** @typedef {[number, string][]} ColourMarks places from 0 to 1, with what is written there */
 
 /**
@@ -164,9 +166,9 @@ function halves(scale, quantity) {
 function decades(scale, quantity) {
   /** @type {ColourMarks} */
   const marks = [[0, `≤ ${power(scale.bottom, quantity)}`]];
-  for (let decade = scale.bottom * 10; decade < scale.top * 0.6; decade *= 10) {
+  // A mark close to the end would run into the number that stands there.
+  for (let decade = scale.bottom * 10; scale.at(decade) < LAST_MARK; decade *= 10)
     marks.push([scale.at(decade), power(decade, quantity)]);
-  }
   return [...marks, [1, spell(quantity, scale.top)]];
 }
 

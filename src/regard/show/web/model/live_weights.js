@@ -33,7 +33,6 @@ export class LiveWeights extends SavedWeights {
     super(data, blockText);
     if (!data.model) throw new Error("This file holds no model.");
     this.about = data.model;
-    this.inFile = data.meta.texts.length; // texts
     /** @type {Promise<{ model: LanguageModel, tokenizer: Tokenizer }> | null} */
     this.opened = null;
     /** @type {Map<number, Reading>} */
@@ -44,10 +43,11 @@ export class LiveWeights extends SavedWeights {
     this.attributed = new LRU(ATTRIBUTED);
   }
 
-  /** Opens the model, once. */
+  /** Opens the model, once; it reads the first text before anybody asks for its values. */
   async load() {
     this.opened ??= this.open();
     await this.opened;
+    if (this.about.ids[0]?.length) this.reading(0).catch(() => {}); // whoever asks is told
     return true;
   }
 
@@ -376,7 +376,6 @@ export class LiveWeights extends SavedWeights {
    * @param {Pause} pause
    */
   async thumbs({ text, layer }, pause) {
-    if (text < this.inFile) return super.thumbs({ text, layer }, pause);
     const { heads } = namedLayer(this.meta, text, layer);
     const all = await Promise.all(heads.map((head) => this.prepare(text, layer, head)));
     return thumbnails(all, this.meta.thumb, pause);
@@ -389,7 +388,6 @@ export class LiveWeights extends SavedWeights {
    * @returns {Promise<HeadScores[]>}
    */
   async layerHeads({ text, layer }, pause) {
-    if (text < this.inFile) return super.layerHeads({ text, layer }, pause);
     const about = namedLayer(this.meta, text, layer);
     const ids = this.readings.get(text)?.ids ?? [];
     const rows = [];

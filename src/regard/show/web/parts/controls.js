@@ -9,7 +9,7 @@ import { contextOf, element, makeButton, term } from "./dom.js";
 import { theme } from "./theme.js";
 
 /**
- * A labelled select; `fill(options, value)` with options as [value, label] pairs.
+ * A labelled select; `fill(values, value, say)` offers values as `say` writes them, or pairs of a value and its text.
  * @param {string} label
  * @param {(value: string) => void} choose
  */
@@ -22,7 +22,13 @@ export function select(label, choose) {
     box,
   );
   let shown = "";
-  const fill = (/** @type {string[][]} */ options, /** @type {string | number} */ value) => {
+  /**
+   * @param {(string | number | string[])[]} values
+   * @param {string | number} value
+   * @param {(value: any) => string} [say]
+   */
+  const fill = (values, value, say = String) => {
+    const options = values.map((one) => (Array.isArray(one) ? one : [String(one), say(one)]));
     const now = JSON.stringify(options);
     if (now !== shown)
       box.replaceChildren(...options.map(([v, text]) => element("option", { value: v, text })));
@@ -31,6 +37,19 @@ export function select(label, choose) {
   };
   box.addEventListener("change", () => choose(box.value));
   return Object.assign(whole, { fill });
+}
+
+/**
+ * Offers layers, each with what sets it apart.
+ * @param {ReturnType<typeof select>} choice
+ * @param {Layer[]} layers
+ * @param {string} key
+ */
+export function fillLayers(choice, layers, key) {
+  choice.fill(
+    layers.map((one) => [one.key, layerName(one)]),
+    key,
+  );
 }
 
 /**
@@ -47,14 +66,8 @@ export function headPicker(app) {
    */
   const show = (state, { heads = true, layers = true } = {}) => {
     const about = layerOf(app.meta, state.text, state.layer);
-    layer.fill(
-      app.meta.texts[state.text].layers.map((one) => [one.key, layerName(one)]),
-      about.key,
-    );
-    head.fill(
-      about.heads.map((number) => [String(number), String(number)]),
-      state.head,
-    );
+    fillLayers(layer, app.meta.texts[state.text].layers, about.key);
+    head.fill(about.heads, state.head);
     layer.hidden = !layers;
     head.hidden = !heads;
     box.hidden = !heads && !layers;

@@ -103,18 +103,18 @@ export class LateProgress extends ProgressPanel {
   }
 
   /**
-   * Follows a queue of layers, which can be stopped and go on.
-   * @param {import("../data/layer_queue.js").LayerQueue} queue
+   * Follows work that can be stopped and go on.
+   * @param {{ done: number, of: number, stopped: boolean, stop(): void, resume(): void }} work
    * @param {string} doing as "Scoring the heads"
-   * @param {string} things of the layers, as "scores"
+   * @param {string} units as "layers"
+   * @param {string} [things] that are missing of those which are not done, as "the scores of "
    */
-  followQueue(queue, doing, things) {
-    const { done, stopped } = queue;
-    const of = queue.layers.length;
-    const missing = `Stopped: the ${things} of ${of - done} of ${of} layers are missing.`;
+  followWork(work, doing, units, things = "") {
+    const { done, of, stopped } = work;
+    const missing = `Stopped: ${things}${of - done} of ${of} ${units} are missing.`;
     if (done === of) this.hide();
-    else if (stopped) this.offer(missing, () => queue.resume());
-    else this.follow(doing, { done, of, unit: "layers", cancel: () => queue.stop() });
+    else if (stopped) this.offer(missing, () => work.resume());
+    else this.follow(doing, { done, of, unit: units, cancel: () => work.stop() });
   }
 
   hide() {

@@ -57,10 +57,7 @@ export function quantityControls(app, view, changed) {
       const text = meta.texts[state.text];
       units.value = quantity.units;
       units.hidden = unitNames(text).length < 2 || (view === "map" && quantity.shade === "logit");
-      shade.fill(
-        text.shades.map((name) => [name, SHADES[name]]),
-        quantity.shade,
-      );
+      shade.fill(text.shades, quantity.shade, (/** @type {ShadeName} */ name) => SHADES[name]);
       shade.hidden = text.shades.length < 2;
       token.hidden = quantity.shade !== "logit";
       fillTokens(state, quantity);

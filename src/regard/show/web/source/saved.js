@@ -1,21 +1,27 @@
 // @ts-check
-// The page's numbers from the file itself: q, k and lse of every layer lie in it, packed. A worker answers what is asked.
+// The page's numbers from the file itself: q, k and lse of every layer lie in it, packed. A worker computes, the rest is
+// read here.
 
 import { unpackJson } from "./arithmetic/packed.js";
+import { SavedWeights } from "./arithmetic/saved_weights.js";
 import { withModel } from "./live.js";
 import { makeSource } from "./page_source.js";
 import { RemoteWeights } from "./remote_weights.js";
 import { openWorkerPort } from "./worker_port.js";
 
+/** What lies in the file as it is: it need not wait for a worker that opens a model. */
+const READ = /** @type {const} */ (["thumbs", "layerHeads", "prediction", "retained", "surveyHead"]);
+
 /**
- * Takes the text of a block out of the page: it is needed once only.
+ * Takes the text of a block out of the page: it is needed once only, but for predictions, which the page shows and its
+ * model compares with.
  * @param {string} name
  */
 function takeBlock(name) {
   const element = document.getElementById(name);
   if (!element) throw new Error(`The file holds no block "${name}": it may have been cut short.`);
   const text = element.textContent.trim();
-  element.textContent = "";
+  if (!name.startsWith("predictions")) element.textContent = "";
   return text;
 }
 
@@ -30,8 +36,14 @@ export async function openSaved() {
     if (port instanceof MessagePort) keepStored(data);
     return new RemoteWeights(port, data, takeBlock);
   });
-  /** @type {RemoteWeights["ask"]} */
-  const ask = async (name, question, signal, onLine) => (await weights).ask(name, question, signal, onLine);
+  /** @type {any} */
+  const file = new SavedWeights(data, async (name) => takeBlock(name));
+  const stored = data.meta.texts.length; // texts of the file
+  /** @type {(name: any, question: any, signal?: AbortSignal, onLine?: (line: any) => void) => Promise<any>} */
+  const ask = async (name, question, signal, onLine) =>
+    READ.includes(name) && !(question.text >= stored)
+      ? file[name](question)
+      : (await weights).ask(name, question, signal, onLine);
   const jobs = { capture: noModel, cut: noModel, remove: noModel, generate: noModel };
   const source = makeSource(data.meta, 1, ask, jobs); // 1: there is one worker
   if (!data.model || (await opening) instanceof MessagePort) return source; // there is no worker

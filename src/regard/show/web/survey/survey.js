@@ -59,16 +59,13 @@ export class SurveyView extends PageView {
   show(state) {
     this.names = chosenScores(this.survey, state);
     const { across, up } = this.names;
-    const options = inListOrder(this.survey.names).map((name) => [name, scoreTitle(name)]);
-    this.across.fill(options, across);
-    this.up.fill(options, up);
+    const names = inListOrder(this.survey.names);
+    this.across.fill(names, across, scoreTitle);
+    this.up.fill(names, up, scoreTitle);
     this.about.textContent = [across, up].map(definition).join(" ");
     const row = chosenRow(this.survey, state.surveyHead, up);
     const chosen = row ? headName(row) : "";
-    this.which.fill(
-      this.survey.heads.map((one) => [headName(one), `${one.layer}.${one.head}`]),
-      chosen,
-    );
+    this.which.fill(this.survey.heads.map(headName), chosen, (name) => name.replace("/", "."));
     this.scatter.draw(scatterChart(this.survey, this.names, chosen));
     if (row) this.panel.show(row);
   }

@@ -61,12 +61,12 @@ export class TextNotes {
     this.note = element("p", { class: "small quiet text-note" });
     this.shares = element("table", { class: "shares" });
     this.marked = element("p", { class: "small quiet" });
-    const patches = element("div", { class: "notes-block" }, this.shares, this.marked);
+    this.patches = element("div", { class: "notes-block", hidden: true }, this.shares, this.marked);
     this.box = element(
       "aside",
       { class: "text-notes", "aria-label": "Selected token" },
       this.chosen,
-      patches,
+      this.patches,
       this.ranking,
       this.second,
       this.ramp,
@@ -77,7 +77,7 @@ export class TextNotes {
 
   /** While no token is chosen. */
   clear() {
-    const parts = [this.ranking, this.ramp, this.heat, this.second, this.shares, this.marked];
+    const parts = [this.ranking, this.ramp, this.heat, this.second, this.patches];
     for (const part of parts) part.hidden = true;
     this.list.replaceChildren();
     this.note.textContent = "";
@@ -114,6 +114,7 @@ export class TextNotes {
   showPatches({ tokens, shares, outliers, looking }) {
     this.shares.hidden = !looking || shares.length < 2;
     this.marked.hidden = !looking || !outliers.size;
+    this.patches.hidden = this.shares.hidden && this.marked.hidden;
     const head = ["Attention to", "here", "if uniform"].map((text) => element("th", { scope: "col", text }));
     const rows = shares.map(({ name, share, uniform }) =>
       element(

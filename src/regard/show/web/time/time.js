@@ -176,10 +176,7 @@ export class TimeView extends PageView {
     const usual = run.text ? "text" : run.repeats ? "repeats" : "batch";
     this.state = { ...state, scoredOn: this.tableOf(state.scoredOn) ? state.scoredOn : usual };
     this.on.value = this.state.scoredOn;
-    this.which.fill(
-      scoreNames(this.scores).map((name) => [name, scoreTitle(name)]),
-      this.name,
-    );
+    this.which.fill(scoreNames(this.scores), this.name, scoreTitle);
     this.slider.fill(run.steps, run.steps[this.at]);
     this.play.disabled = run.steps.length < 2;
     this.draw();

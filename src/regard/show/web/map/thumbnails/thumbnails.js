@@ -39,7 +39,7 @@ export class Thumbnails {
     this.progress = new LateProgress("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(this.text, layer),
-      (queue) => this.progress.followQueue(queue, "Drawing every head", "pictures"),
+      (queue) => this.progress.followWork(queue, "Drawing every head", "layers", "the pictures of "),
     );
   }
 
