@@ -307,7 +307,9 @@ class Listener:
             call = place_heads(module, self._parent(module), call)
             call = place_rows(call) if isinstance(call, AttentionCall) else call
         # Of these modules alone it is known when a run begins, and which calls are of one run.
-        earlier = self.earlier.setdefault(module, []) if module in self.watched else []
+        if module not in self.watched:
+            return self.receiver.record(layer_id, call)
+        earlier = self.earlier.setdefault(module, [])
         if isinstance(call, AttentionCall):
             this = EarlierCall.of(call)
             same = next((i for i, other in enumerate(earlier) if this.same_weights(other)), None)
@@ -332,8 +334,7 @@ class Listener:
                 self.receiver.unplace(earlier[0].slot, PARTS)
                 self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
         # Those among them that run in `run_and_disown` know when an output was not used.
-        if module in self.watched:
-            sdpa.if_unused(functools.partial(self.receiver.disown, slot))
+        sdpa.if_unused(functools.partial(self.receiver.disown, slot))
         return call
 
     def _parent(self, module: nn.Module) -> nn.Module | None:
