@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named_masks import causal
-from regard.attention.masks.position_masks import Chunks, Window
+from regard.attention.masks.named_masks import Chunks, Window, causal
 from regard.attention.masks.tensor_masks import Documents, Padding, TensorMask
 from regard.auditor.batch import TextBatch
 from regard.checker.subject.vocabulary import predicts_next_token
 from regard.recorder.layer import Layer
-from regard.recorder.sources.transformers_library.mask_recognition import masked_entries
+from regard.recorder.sources.mask_tensors import masked_entries
 
 _BOTH_WAYS = re.compile(r"MaskedLM|SequenceClassification|TokenClassification|PreTraining|Encoder(?!Decoder)")
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.I)

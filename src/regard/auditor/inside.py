@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.position_masks import Window
+from regard.attention.masks.named_masks import Window
 from regard.attention.masks.tensor_masks import Documents
 from regard.auditor.batch import TextBatch
 from regard.auditor.cells import Cells, PlacedRows, are_equal, cells_beyond, on_cpu

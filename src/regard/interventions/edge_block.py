@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, grid
-from regard.attention.masks.position_masks import Rectangle
+from regard.attention.masks.named_masks import Rectangle
 from regard.attention.masks.tensor_masks import TensorMask
 from regard.attention.masks.views import Submatrix
 from regard.interventions.edit import (

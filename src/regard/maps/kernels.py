@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.triton import column_sums as triton_column_sums
-from regard.attention.backends.triton import launch, row_kernels
+from regard.attention.backends.triton import launch, row_reductions
 from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.masks.base import full
 from regard.maps.data import MapData
@@ -31,19 +31,19 @@ def kernel_map(m: MapData) -> launch.KernelMap | None:
 def statistics(m: MapData) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Entropy and distance of every row, what every key receives, and the largest score of every row."""
     served = kernel_map(m)
-    return None if served is None else row_kernels.statistics(served, m.first_position)
+    return None if served is None else row_reductions.statistics(served, m.first_position)
 
 
 def row_statistics(m: MapData) -> tuple[Tensor, Tensor] | None:
     """Entropy and distance of every row."""
     served = kernel_map(m)
-    return None if served is None else row_kernels.row_statistics(served, m.first_position)
+    return None if served is None else row_reductions.row_statistics(served, m.first_position)
 
 
 def row_sums(m: MapData, gain: Tensor | None = None) -> Tensor | None:
     """The sum (B, H, T) of every row, times `gain` (B, H, S)."""
     served = kernel_map(m)
-    return None if served is None else row_kernels.row_sums(served, gain)
+    return None if served is None else row_reductions.row_sums(served, gain)
 
 
 def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
@@ -55,7 +55,7 @@ def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
     served = kernel_map(m)
     if served is None or m.first_position != m.matrix[3] - m.matrix[2]:
         return None
-    return row_kernels.pair_sums(served, ids, key_ids)
+    return row_reductions.pair_sums(served, ids, key_ids)
 
 
 def column_sums(m: MapData, row_weights: Tensor, rows: Tensor | None) -> Tensor | None:
@@ -78,8 +78,8 @@ def summary(m: MapData, rows: Tensor, cols: Tensor) -> tuple[Tensor, ...] | None
 
 def topk(m: MapData, k: int) -> tuple[Tensor, Tensor] | None:
     """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
-    served = kernel_map(m) if k <= row_kernels.MOST else None
-    return None if served is None else row_kernels.topk(served, k)
+    served = kernel_map(m) if k <= row_reductions.MOST else None
+    return None if served is None else row_reductions.topk(served, k)
 
 
 def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor | None:
@@ -89,4 +89,4 @@ def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor | None:
         return None
     if launch.unsupported_scores_reason(q, full) is not None:
         return None
-    return row_kernels.diagonal(q, k, m.lse[:, :, rows], m.scale, m.softcap)
+    return row_reductions.diagonal(q, k, m.lse[:, :, rows], m.scale, m.softcap)

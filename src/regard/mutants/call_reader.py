@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.position_masks import causal
+from regard.attention.masks.named_masks import causal
 from regard.checker.catalogue import top_left
 from regard.checker.oracle.oracle import (
     WINDOW_CONVENTIONS,

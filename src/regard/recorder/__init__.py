@@ -1,7 +1,7 @@
 """Capture: certified attention maps of every head of a model, recorded on the model's own fast path."""
 
 from regard.recorder.certificates.certificate import Certificate, Evidence
-from regard.recorder.certificates.certification import certify
+from regard.recorder.certificates.foreign_weights import certify
 from regard.recorder.context import capture
 from regard.recorder.contributions import Attribution, OutputProjection
 from regard.recorder.layer import Layer

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.maps import WeightedMap
 from regard.pictures.patch_layout import Pictures
 from regard.recorder.certificates.certificate import Certificate, ShardEvidence, join_shard_evidence
-from regard.recorder.certificates.certification import foreign_layer
+from regard.recorder.certificates.foreign_weights import foreign_layer
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream

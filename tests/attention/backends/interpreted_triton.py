@@ -19,7 +19,7 @@ from regard.attention.backends.triton import (
     configs,
     launch,
     pool,
-    row_kernels,
+    row_reductions,
     spans,
 )
 from regard.attention.backends.triton.launch import KernelMap
@@ -358,15 +358,17 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     for narrow in (window(5), prefix(7)):
         joint = problem.mask & narrow
         under = steps.weights * joint.tile(slice(0, T), slice(0, S), (len(q), 2, T, S))
-        found = row_kernels.row_sums(KernelMap(q, k, lse, joint, problem.scale, softcap))
+        found = row_reductions.row_sums(KernelMap(q, k, lse, joint, problem.scale, softcap))
         assert_near(found, under.sum(-1), 2e-6)
     u = torch.randn(len(q), 2, S)
-    found = row_kernels.row_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), u)
+    found = row_reductions.row_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), u)
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
     if T <= S:  # every query is one of the positions
         ids, *key_ids = torch.randint(0, 3, (3, len(q), S))
         tables = torch.stack(key_ids)
-        both = row_kernels.pair_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), ids, tables)
+        both = row_reductions.pair_sums(
+            KernelMap(q, k, lse, problem.mask, problem.scale, softcap), ids, tables
+        )
         for found, table in zip(both, key_ids, strict=True):
             counts = (ids[:, S - T :, None] == table[:, None]) & torch.ones(T, S).tril(S - T - 1).bool()
             assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
@@ -380,7 +382,7 @@ def test_topk(case):
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
     lse, problem = true_lse(steps.masked, sinks).float(), prepare(q, k, k, mask=mask)
     for count in (1, 11) if case in ("causal", "prefix") else (11,):
-        weights, keys = row_kernels.topk(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), count)
+        weights, keys = row_reductions.topk(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), count)
         assert_near(weights, steps.weights.topk(count).values, 2e-6)
         assert torch.equal(keys == -1, weights == 0)
         # Each key is named once, and has the weight that stands beside it.
@@ -394,7 +396,7 @@ def test_topk(case):
 def test_topk_of_equal_weights():
     q, k = torch.zeros(1, 2, 40, 8), torch.zeros(1, 1, 40, 8)
     lse = torch.arange(1.0, 41.0).log().expand(1, 2, 40).contiguous()
-    weights, keys = row_kernels.topk(KernelMap(q, k, lse, causal, 1.0, None), 5)
+    weights, keys = row_reductions.topk(KernelMap(q, k, lse, causal, 1.0, None), 5)
     assert_near(weights[0, 0, :, 0], 1.0 / torch.arange(1.0, 41.0).double(), 1e-6)
     for row, of_row in enumerate(keys[0, 0].tolist()):
         seen = [i for i in of_row if i >= 0]
@@ -409,8 +411,8 @@ def test_row_sums_and_topk_beside_keys_that_hold_nan():
     k[0], k[1, :, 21:] = torch.nan, torch.nan
     mask = padding([0, 21])
     lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
-    assert torch.isfinite(row_kernels.row_sums(KernelMap(q, k, lse, mask, 0.25, None))).all()
-    weights, keys = row_kernels.topk(KernelMap(q, k, lse, mask, 0.25, None), 4)
+    assert torch.isfinite(row_reductions.row_sums(KernelMap(q, k, lse, mask, 0.25, None))).all()
+    weights, keys = row_reductions.topk(KernelMap(q, k, lse, mask, 0.25, None), 4)
     assert torch.isfinite(weights).all()
     assert (keys[0] == -1).all()
     assert (keys[1] >= 0).all()
@@ -421,10 +423,10 @@ def test_diagonal(dtype, softcap):
     q, k, _ = draw(70, 70, D=20, dtype=dtype)
     steps = trace(q.double(), k.double(), k.double(), causal, softcap=softcap)
     lse = true_lse(steps.masked)
-    found = row_kernels.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
+    found = row_reductions.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
     assert_near(found, steps.weights.diagonal(-1, -2, -1), 2e-7)
     empty = torch.full_like(lse, -torch.inf)
-    assert (row_kernels.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
+    assert (row_reductions.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
 
 
 def true_statistics(weights, masked, first_position):
@@ -443,14 +445,14 @@ def test_statistics(case):
     problem = prepare(q, k, k, mask=mask)
     assert launch.unsupported_map_reason(q, k, problem.mask) is None
     arguments = (KernelMap(q, k, lse, problem.mask, problem.scale, softcap), S - T)
-    found = row_kernels.statistics(*arguments)
+    found = row_reductions.statistics(*arguments)
     for result, truth in zip(found, true_statistics(steps.weights, steps.masked, S - T), strict=True):
         # A row without visible keys has −inf for its largest score.
         assert torch.equal(result == -torch.inf, truth == -torch.inf)
         result, truth = (x.masked_fill(truth == -torch.inf, 0.0) for x in (result, truth))
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
     if case in ("causal", "prefix"):
-        for alone, result in zip(row_kernels.row_statistics(*arguments), found[:2], strict=True):
+        for alone, result in zip(row_reductions.row_statistics(*arguments), found[:2], strict=True):
             assert torch.equal(alone, result)
 
 
@@ -473,7 +475,7 @@ def test_summary_of_bins_that_fill_blocks(rows, cols, mask):
     truths = *binned(steps.weights, rows, cols), *true_statistics(steps.weights, steps.masked, 0)
     for result, truth in zip(found, truths, strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
-    for alone, result in zip(row_kernels.statistics(m, 0), found[2:], strict=True):
+    for alone, result in zip(row_reductions.statistics(m, 0), found[2:], strict=True):
         assert_near(alone, result.double(), 2e-6 * result.abs().max().item())
 
 
@@ -492,7 +494,7 @@ def test_statistics_and_pool_of_some_rows_and_keys(mask):
     whole = trace(q.double(), k.double(), k.double(), mask)
     lse = true_lse(whole.masked).float()
     rows = Rows(mask, 21, 60)
-    found = row_kernels.statistics(KernelMap(q[:, :, 21:], k, lse[:, :, 21:], rows, 0.25, None), 21)
+    found = row_reductions.statistics(KernelMap(q[:, :, 21:], k, lse[:, :, 21:], rows, 0.25, None), 21)
     truths = true_statistics(whole.weights[:, :, 21:], whole.masked[:, :, 21:], 21)
     for result, truth in zip(found, truths, strict=True):
         assert_near(result, truth, 4e-6 * truth.abs().max().item())
@@ -511,10 +513,10 @@ def test_statistics_of_keys_nobody_sees():
     k[0], k[1, :, 21:] = torch.nan, torch.nan
     mask = padding([0, 21])
     lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
-    for result in row_kernels.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
+    for result in row_reductions.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
         assert not result.isnan().any()
     k[1, :, 3] = torch.nan  # and one that all see
-    for result in row_kernels.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
+    for result in row_reductions.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
         assert torch.isnan(result[1]).all()
         assert not torch.isnan(result[0]).any()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.recorder import Capture
-from regard.recorder.sources.transformers_library.mask_recognition import as_rule
+from regard.recorder.sources.mask_tensors import as_rule
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.heads.corpus_survey.tallies import MOST_TOKENS, Tallies
 from regard.heads.measures.chosen_keys import mass_on, sees, sees_any, several_columns, weights_on
-from regard.heads.measures.induction import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
+from regard.heads.measures.copy_mass import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
 from regard.heads.measures.offsets import latest_mass, offset_sums, sample_rows, weight_back
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.measures.sink import find_sink_keys
@@ -390,7 +390,8 @@ class TextScorer:
             order = torch.randperm(len(tokens), generator=generator, device="cpu")
             ids[b, text] = tokens[order.to(tokens.device)]
         other = copy.copy(self)
-        other.__dict__.pop("_blocks", None)  # those of the tokens as they were
+        for of_the_tokens in ("_blocks", "_token_groups"):  # as they were
+            other.__dict__.pop(of_the_tokens, None)
         other.ids, other._null = ids, None
         return other
 

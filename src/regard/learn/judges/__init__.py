@@ -1,1 +1,1 @@
-"""The judges of the lessons, one file each: `TASKS` says what is judged, `USUAL_MISTAKES` what is planted."""
+"""The judges of the lessons, one file each, whose `TASKS` say what is judged."""

@@ -153,18 +153,19 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
                 said="every token sees itself alone: its weight is 1, whatever the scores are",
             ),
         )
-    if name == "CausalSelfAttention" and weights[:, :-1].isnan().all() and not weights[:, -1].isnan().any():
+    is_causal = not right.triu(1).any()
+    if is_causal and weights[:, :-1].isnan().all() and not weights[:, -1].isnan().any():
         said = "every row with a hidden key is NaN: +∞ wins over every other score, and −∞ hides"
         return Outcome(name, "wrong", said)
     scores, ones = q @ k.mT, torch.ones(B, T)
     columns = (torch.softmax(scores * scale, dim=-2) for scale in (1, k.shape[-1] ** -0.5))
     # With another mistake beside it, which the checker would look for in vain, for seconds.
     sums_columns = not _differ(weights.sum(-2), ones) and _differ(weights.sum(-1), ones)
-    if name != "CausalSelfAttention" and sums_columns and all(_differ(weights, each) for each in columns):
+    if not is_causal and sums_columns and all(_differ(weights, each) for each in columns):
         return Outcome(name, "wrong", "Your columns sum to 1, not your rows; and something else differs")
     if weights.isnan().any() and not right.isnan().any():
         rows = "every row" if weights.isnan().all() else "some rows"
-        if name != "CausalSelfAttention" or (hasattr(module, "causal_mask") and not module.causal_mask.any()):
+        if not is_causal or (hasattr(module, "causal_mask") and not module.causal_mask.any()):
             said = f"in {rows} the weights are NaN, which is no number: 0/0, ∞ − ∞ or a root below 0"
             return Outcome(name, "wrong", said)
     return find_variant(name, weights, variants) if _differ(weights, right) else None

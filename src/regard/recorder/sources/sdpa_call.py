@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.sources.transformers_library.mask_recognition import (
+from regard.recorder.sources.mask_tensors import (
     MaskReading,
     masked_entries,
     read_mask,

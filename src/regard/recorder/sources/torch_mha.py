@@ -36,8 +36,8 @@ from regard.recorder.sources.call_listeners import (
     listeners_to,
     notify,
 )
+from regard.recorder.sources.mask_tensors import as_rule
 from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of
-from regard.recorder.sources.transformers_library.mask_recognition import as_rule
 from regard.support.override import SharedOverride
 
 NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention.backends.triton import configs, spans
 from regard.attention.backends.triton.launch import KernelMap, descriptor, padded, visible_blocks
-from regard.attention.backends.triton.row_kernels import CellArguments, statistics
+from regard.attention.backends.triton.row_reductions import CellArguments, statistics
 from regard.attention.masks.bands import Band
 
 PoolBins = int | Tensor
@@ -50,7 +50,7 @@ def pool(m: KernelMap, rows: PoolBins, cols: PoolBins, gain: Tensor | None = Non
 def summary(
     m: KernelMap, first_position: int, rows: PoolBins, cols: PoolBins
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """Mass and peak as `pool` returns them and the `row_kernels.statistics`, from one pass.
+    """Mass and peak as `pool` returns them and the `row_reductions.statistics`, from one pass.
 
     None where the bins do not fill whole blocks.
     """

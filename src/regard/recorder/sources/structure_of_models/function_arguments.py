@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import causal, rule
-from regard.attention.masks.position_masks import Window
+from regard.attention.masks.named_masks import Window, causal, rule
 from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.certificates.examination import examine
+from regard.recorder.sources.mask_tensors import as_bias, read_mask
 from regard.recorder.sources.sdpa import autocast
 from regard.recorder.sources.sdpa_call import equal_heads, four_dimensions, leading_shape, read_written
-from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.transformers_library.transformers_attention import IGNORED
 from regard.recorder.sources.transformers_library.transformers_masks import RuleMask
 from regard.recorder.tokens_of_maps.text_layout import documents_of_edges, documents_of_positions

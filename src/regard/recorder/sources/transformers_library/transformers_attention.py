@@ -16,8 +16,8 @@ from regard.attention.masks.named_masks import causal
 from regard.attention.masks.tensor_masks import Padding
 from regard.maps import AttentionMap
 from regard.recorder.map_preparation import copy_if_written
+from regard.recorder.sources.mask_tensors import as_bias, read_mask
 from regard.recorder.sources.sdpa import autocast
-from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.transformers_library.transformers_masks import RuleMask, rule_mask
 
 # Names with "flash", "sdpa" or "flex" in them switch on other code in Transformers.

@@ -31,8 +31,8 @@ from regard.recorder.sources.call_listeners import (
     read_or_explain,
     reading_mode,
 )
+from regard.recorder.sources.mask_tensors import Origin, origins
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
-from regard.recorder.sources.transformers_library.mask_recognition import Origin, origins
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
 from regard.support.lru import LRUCache

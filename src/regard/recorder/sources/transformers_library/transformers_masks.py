@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named_masks import causal, rule
-from regard.attention.masks.position_masks import Chunks, Window
+from regard.attention.masks.named_masks import Chunks, Window, causal, rule
 from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.certificates.certificate import sampled_rows
-from regard.recorder.sources.transformers_library.mask_recognition import Origin
+from regard.recorder.sources.mask_tensors import Origin
 from regard.support.torch_internals import DisableTorchFunctionSubclass, indexing_by_tensors
 
 Predicate = Callable[..., Any]

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.attention.masks.base import Mask, full, grid
-from regard.attention.masks.named_masks import causal
-from regard.attention.masks.position_masks import Window
+from regard.attention.masks.named_masks import Window, causal
 from regard.attention.masks.tensor_masks import Padding, Relative, TensorMask
 
 # All rows at once would take several copies of a mask of T×S entries.
