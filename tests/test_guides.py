@@ -33,8 +33,7 @@ def test_the_mistake_of_the_guide_is_named(tmp_path: Path, monkeypatch: pytest.M
         code = code_of_test(mistake, kind)
         assert passes(code, mended_program(mistake, kind))
         assert not passes(code, plant_mistake(mistake, kind))
-    known = dict(CATALOGUE)
-    monkeypatch.setattr(CATALOGUE, "_read", lambda: known | {mistake.name: mistake})
+    monkeypatch.setitem(CATALOGUE, mistake.name, mistake)
     with loaded_program(plant_mistake(mistake, "head"), NAMES["head"]) as head:
         report = regard.check(head)
     assert [diagnosis.name for diagnosis in report.diagnoses] == [mistake.name]
