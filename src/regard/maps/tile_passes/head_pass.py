@@ -7,9 +7,11 @@ This file knows a few heads; `overview.py` shares all of them out among the core
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import threading
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -186,7 +188,7 @@ class HeadPass:
         """
         for tile in tiles:
             (logs, visible), largest = self._log_weights(tile), None
-            weights = torch.empty_like(logs) if keep_logs else logs
+            weights = self.tiling.memory_for(1, logs.shape, logs.dtype) if keep_logs else logs
             if self.is_normal or (visible and _is_normal(logs)):
                 torch.exp(logs, out=weights)
                 for at, shown in visible:
@@ -213,7 +215,8 @@ class HeadPass:
         """
         q, k = self.q[:, tile.q.places], self.k[..., tile.k.places]
         if self.softcap is None:
-            products = torch.bmm(q, k)
+            shape = len(q), q.shape[1], k.shape[-1]
+            products = torch.bmm(q, k, out=self.tiling.memory_for(0, shape, q.dtype))
         else:
             products = torch.bmm(q[..., :-1], k[:, :-1]).mul_(self.scale / self.softcap).tanh_()
             products.mul_(self.softcap).add_(q[..., -1:])
@@ -282,11 +285,19 @@ class Tiling:
         self.shape = m.matrix[2:]
         self.q_positions = q_bins.places + m.first_position  # (places,) among the keys
         self.listed: tuple[Mask, list[ScoreTile]] | None = None
+        self.memory: dict[tuple[Any, ...], Tensor] = {}
         self.cached = 0  # weights
         self.cache: dict[tuple[int, ...], tuple[Mask, Tensor | None, Tensor]] = {}
         # (2, places) 1, and the steps back from position 0, which float32 holds exactly up to 2²⁴
         ones_and_steps = torch.stack([torch.ones_like(k_bins.places), -k_bins.places])
         self.ones_and_steps = ones_and_steps.to(self.dtype)
+
+    def memory_for(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory of this thread for a tile. The pages of fresh memory take as long as its exponentials."""
+        key, size = (threading.get_ident(), number, dtype), math.prod(shape)
+        if key not in self.memory or len(self.memory[key]) < size:
+            self.memory[key] = torch.empty(max(size, TILE), dtype=dtype, device=self.device)
+        return self.memory[key][:size].view(shape)
 
     def steps(self, tile: ScoreTile) -> Tensor:
         """1 and the steps from a tile's first query back to each of its keys, (2, keys).
