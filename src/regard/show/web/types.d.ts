@@ -37,6 +37,28 @@ interface SharedSettings {
   scores: ScoreWords[];
   /** The names of characters that nobody sees. */
   invisible: Record<string, string>;
+  measures: Measures;
+}
+
+/** The constants of scores, labels, sentences and thumbnails, which the model of a page computes. */
+interface Measures {
+  /** Tokens that count as local, the query's own among them. */
+  near: number;
+  /** Of the eviction score: the numbers of first and of latest keys that are kept. */
+  policy: { first: number; latest: number };
+  /** Queries that have to see a sink key, if not more than half of them do. */
+  min_queries: number;
+  /** Scores that many heads have beside their main function. */
+  secondary: string[];
+  /** Above uniform attention, and times the interval, that a label needs. */
+  margin: number;
+  widening: number;
+  /** Normalised entropy from which, and up to which, it is worth a sentence. */
+  wide: number;
+  narrow: number;
+  /** Queries for each row of a thumbnail, and the weights of a head that are computed for it, at most. */
+  sampled: number;
+  most_weights: number;
 }
 
 interface ScoreWords {

@@ -1,6 +1,6 @@
 // @ts-check
 // Continues a text token by token with a KV cache and, if asked, without one as well, and measures both.
-// The lines that it tells are those of `cli/model.py`, which the Write view draws.
+// The lines that it tells are those of `cli/parts/model.py`, which the Write view draws.
 
 import { Cache } from "./forward.js";
 import { sampleToken } from "./predictions.js";

@@ -1,6 +1,6 @@
 // @ts-check
 // The Write view: the model continues a text, with its KV cache and without; what the cache saves.
-// It knows the lines that a generation sends (cli/model.py).
+// It knows the lines that a generation sends (`cli/parts/model.py`).
 
 import { element, makeButton } from "../parts/dom.js";
 import { some } from "../data/format.js";
