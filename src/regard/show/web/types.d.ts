@@ -13,7 +13,7 @@ interface App {
   readonly meta: Meta;
   readonly state: State;
   set(changes: Partial<State>): void;
-  on(listener: (state: State) => void): () => void;
+  on(listener: (state: State) => void): void;
   /** Shows a message for some seconds; "" takes it back. */
   status(message: string, seconds?: number): void;
 }
@@ -594,9 +594,6 @@ interface SavedData {
   /** The model that this file holds; null if there is none. */
   model: ModelData | null;
 }
-
-/** The predictions of a text as a saved page keeps them. */
-type PredictionArrays = Pick<Arrays, "ids" | "places" | "probabilities" | "losses" | "ranks">;
 
 /** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
 interface Arrays {

@@ -12,10 +12,9 @@ import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { settings } from "../data/settings.js";
 import { paintHead } from "../parts/map_scale.js";
 import { theme } from "../parts/theme.js";
+import { WHOLE } from "../map/camera.js";
 import { headName, highestRow, matrixScore } from "./order.js";
 import { namesOf } from "./scores.js";
-
-const WHOLE = { x: -1, y: -1, zoom: 0 };
 
 /** The matrix with the words around it. */
 export class ScoreMatrix {

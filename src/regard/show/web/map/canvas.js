@@ -10,7 +10,7 @@ import { areWeights, isSigned, PLAIN } from "../data/quantity.js";
 import { theme } from "../parts/theme.js";
 import { setDrawing } from "../picture/canvas_drawings.js";
 import { firstToken, unitAt } from "../data/units.js";
-import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "./camera.js";
+import { Camera, boundaryOf, cellAt, cellBeside, mapLayout, WHOLE } from "./camera.js";
 import { paperScene } from "./figure.js";
 import { ColourFit, fitTop } from "./tile_image.js";
 import { listen } from "./gestures.js";
@@ -20,7 +20,6 @@ import { levelFor, TilePyramid } from "./tiles.js";
 const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 const STILL = 160; // milliseconds without movement after which the address and the colours follow
-const WHOLE = { x: -1, y: -1, zoom: 0 }; // the state's place of the whole map
 
 /**
  * @typedef {object} MapHooks

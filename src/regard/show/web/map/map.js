@@ -36,11 +36,7 @@ export class MapView extends PageView {
     this.title = element("h2", { id: "map-title" });
     this.proof = element("span");
     this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
-    this.controls = makeControls(app, {
-      redraw: () => this.large.plan(),
-      zoomBy: (factor) => this.large.zoomBy(factor),
-      showWhole: () => this.large.showWhole(),
-    });
+    this.controls = makeControls(this);
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
@@ -254,11 +250,9 @@ function help() {
 
 const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
 
-/**
- * @param {App} app
- * @param {{ redraw: () => void, zoomBy: (factor: number) => void, showWhole: () => void }} wishes what they ask of the map
- */
-function makeControls(app, wishes) {
+/** @param {MapView} view */
+function makeControls(view) {
+  const { app } = view;
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
   const ends = { head: "this head", view: "the view", one: "0 to 1" };
   /** @type {Record<typeof NAMES[number], Choice>} */
@@ -270,15 +264,15 @@ function makeControls(app, wishes) {
   };
   /** @type {(text: string, label: string, act: () => void) => HTMLButtonElement} */
   const button = (text, label, act) => makeButton(text, act, { "aria-label": label, title: label });
-  const quantities = quantityControls(app, "map", wishes.redraw);
+  const quantities = quantityControls(app, "map", () => view.large.plan());
   let pools = true; // whether cells are sums of weights
   const zoom = element("div", { class: "options", role: "group", "aria-label": "Zoom" });
   zoom.append(
-    button("−", "Zoom out", () => wishes.zoomBy(1 / 1.6)),
-    button("+", "Zoom in", () => wishes.zoomBy(1.6)),
+    button("−", "Zoom out", () => view.large.zoomBy(1 / 1.6)),
+    button("+", "Zoom in", () => view.large.zoomBy(1.6)),
   );
   bar.append(...quantities.parts, ...Object.values(choices), zoom);
-  const whole = button("Whole map", "Show the whole map", wishes.showWhole);
+  const whole = button("Whole map", "Show the whole map", () => view.large.showWhole());
   return {
     bar,
     whole,

@@ -20,16 +20,12 @@ class StreamParts {
     this.stream = Float64Array.from(embedding.data);
   }
 
-  queries() {}
-
-  row() {}
-
   /** @type {LayerNote["outputs"]} */
   outputs(layer, _first, _rows, { data, step }) {
     this.heads[layer] = data.slice(0, step);
   }
 
-  /** @type {LayerNote["added"]} */
+  /** @type {NonNullable<LayerNote["added"]>} */
   added(layer, isMlp, { data }) {
     for (let i = 0; i < this.width; i++) this.stream[i] += data[i];
     if (isMlp) this.mlps[layer] = data.slice(0, this.width);

@@ -138,8 +138,9 @@ export class LanguageModel {
   norm(norm, x, row, y, to) {
     const { d_model, norm: kind, norm_eps } = this.config;
     const [from, at] = [x.at + row * x.step, y.at + to * y.step];
-    if (kind === "rms") rmsNorm(x.data, from, y.data, at, d_model, norm.weight, norm_eps);
-    else layerNorm(x.data, from, y.data, at, d_model, norm, norm_eps);
+    const [source, target] = [x.data.subarray(from, from + d_model), y.data.subarray(at, at + d_model)];
+    if (kind === "rms") rmsNorm(source, target, norm.weight, norm_eps);
+    else layerNorm(source, target, norm, norm_eps);
   }
 
   /**
@@ -159,14 +160,14 @@ export class LanguageModel {
     linear(this.normed, weights.qkv, this.qkv, rows, this.qkv.step, d_model);
     const first = cache.length + row;
     this.place(weights, first, rows, cache.layers[layer], cache.capacity);
-    note?.queries(layer, row, rows, this.qkv);
+    note?.queries?.(layer, row, rows, this.qkv);
     const { attention, heads, added } = this;
     attention.attend(this.qkv, heads, first, rows, cache.layers[layer], cache.capacity, limits, (...one) =>
-      note?.row(layer, row, ...one),
+      note?.row?.(layer, row, ...one),
     );
     note?.outputs(layer, row, rows, heads);
     linear(heads, weights.out, added, rows, d_model, H * D);
-    note?.added(layer, false, added);
+    note?.added?.(layer, false, added);
     add(x, row, added, rows, d_model);
   }
 
@@ -184,9 +185,10 @@ export class LanguageModel {
     for (let row = 0; row < rows; row++) {
       for (let head = 0; head < H + G; head++) {
         const at = row * step + head * D;
+        const vector = data.subarray(at, at + D);
         const norm = head < H ? queryNorm : keyNorm;
-        if (norm) rmsNorm(data, at, data, at, D, norm, norm_eps);
-        if (this.rotary) rotate(data, at, D, this.rotary, first + row);
+        if (norm) rmsNorm(vector, vector, norm, norm_eps);
+        if (this.rotary) rotate(vector, this.rotary, first + row);
       }
       for (let g = 0; g < G; g++) {
         const [key, value] = [row * step + (H + g) * D, row * step + (H + G + g) * D];
@@ -212,9 +214,9 @@ export class LanguageModel {
     for (let n = 0; n < rows; n++) this.norm(weights.feedForwardNorm, x, row + n, this.normed, n);
     linear(this.normed, weights.up, this.inner, rows, this.inner.step, d_model);
     for (let n = 0; n < rows; n++)
-      activate(activation, this.inner.data, n * this.inner.step, intermediate_size);
+      activate(activation, this.inner.data.subarray(n * this.inner.step), intermediate_size);
     linear(this.inner, weights.down, this.added, rows, d_model, intermediate_size);
-    note?.added(layer, true, this.added);
+    note?.added?.(layer, true, this.added);
     add(x, row, this.added, rows, d_model);
   }
 }

@@ -5,7 +5,7 @@
 import { LRU, once } from "../data/lru.js";
 import { unpackArrays, unpackJson } from "../source/arithmetic/packed.js";
 import { pauseOf } from "../source/arithmetic/responder.js";
-import { namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
+import { describePrediction, namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
 import { attribute, logitFactors, valueNorms } from "./contributions.js";
 import { compareOutputs } from "./evidence.js";
 import { LanguageModel } from "./forward.js";
@@ -367,8 +367,12 @@ export class LiveWeights extends SavedWeights {
     if (this.blocks[`predictions-${text}`]) return super.prediction({ text, position });
     const { tokenizer } = await this.ready();
     const { predictions } = await this.reading(text);
-    const texts = this.meta.texts[text].tokens ?? [];
-    return predictions.at(position, (id) => tokenizer.text(id), texts);
+    return describePrediction(
+      predictions,
+      (place) => ({ id: predictions.tokens[place], token: tokenizer.text(predictions.tokens[place]) }),
+      this.meta.texts[text].tokens,
+      position,
+    );
   }
 
   /**

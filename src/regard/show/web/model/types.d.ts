@@ -116,9 +116,9 @@ interface LayerLimits {
 /** Who takes notes while the model runs. Rows count from the first token of the run. */
 interface LayerNote {
   /** Queries (rows, H · D) before they are used. */
-  queries(layer: number, first: number, rows: number, q: WideMatrix): void;
+  queries?(layer: number, first: number, rows: number, q: WideMatrix): void;
   /** The log-sum-exp and the weights of one query of one head; they begin at `at`. */
-  row(
+  row?(
     layer: number,
     first: number,
     row: number,
@@ -130,7 +130,7 @@ interface LayerNote {
   /** The heads' outputs (rows, H · D). */
   outputs(layer: number, first: number, rows: number, heads: WideMatrix): void;
   /** What the attention or the MLP adds to the residual stream (rows, d_model). */
-  added(layer: number, isMlp: boolean, added: WideMatrix): void;
+  added?(layer: number, isMlp: boolean, added: WideMatrix): void;
 }
 
 /** A tokenizer as `model_block.py` describes it. */

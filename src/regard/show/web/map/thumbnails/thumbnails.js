@@ -212,7 +212,7 @@ export class Thumbnails {
    */
   paint({ picture, layer }, bytes) {
     const { kind, whole } = this;
-    paintThumb(picture, bytes, thumbScale([bytes], layer, { kind, whole }));
+    paintThumb(picture, bytes, thumbScale(bytes, layer, { kind, whole }));
   }
 
   /**

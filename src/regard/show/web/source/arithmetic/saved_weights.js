@@ -59,18 +59,21 @@ export function storedAttribution(stored, position, token) {
 
 /**
  * What the model expects after a position.
- * @param {PredictionArrays} arrays
- * @param {string[]} words the texts of the likely tokens
+ * @param {Pick<Arrays, "probabilities" | "ranks"> & { losses: Float32Array | Float64Array }} arrays of all positions
+ * @param {(place: number) => { id: number, token: string }} likely the token that belongs to a probability
  * @param {string[] | null} tokens of the text
  * @param {number} position
  * @returns {Prediction}
  */
-export function savedPrediction({ ids, places, probabilities, losses, ranks }, words, tokens, position) {
-  const count = places.length / (losses.length + 1); // for each position
-  const likeliest = Array.from({ length: count }, (_, n) => {
-    const at = position * count + n;
-    return { id: ids[places[at]], token: words[places[at]], probability: probabilities[at] };
-  });
+export function describePrediction({ probabilities, losses, ranks }, likely, tokens, position) {
+  const count = probabilities.length / (losses.length + 1); // for each position
+  const likeliest = Array.from(
+    probabilities.subarray(position * count, (position + 1) * count),
+    (probability, n) => ({
+      ...likely(position * count + n),
+      probability,
+    }),
+  );
   const loss = losses[position];
   const known = position < losses.length && Number.isFinite(loss);
   const token = tokens?.[position + 1] ?? null;
@@ -130,7 +133,10 @@ export class SavedWeights {
   /** @param {{ text: number, position: number }} question */
   async prediction({ text, position }) {
     const arrays = await this.block(`predictions-${text}`);
-    return savedPrediction(arrays, this.data.words[text], this.meta.texts[text].tokens, position);
+    const { ids, places } = arrays;
+    const words = this.data.words[text];
+    const likely = (/** @type {number} */ n) => ({ id: ids[places[n]], token: words[places[n]] });
+    return describePrediction(arrays, likely, this.meta.texts[text].tokens, position);
   }
 
   /** @param {LayerQuestion} question */
