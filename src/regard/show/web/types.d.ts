@@ -870,19 +870,6 @@ interface DrawingColours {
 /** A canvas's context, or what remembers drawings in the same language. */
 type Drawing = CanvasRenderingContext2D | SvgDrawing;
 
-/** The numbers of the cells in a picture. */
-interface RegionCells {
-  values: Float32Array<ArrayBuffer>;
-  rows: number;
-  cols: number;
-  row: number;
-  col: number;
-  size: number;
-  layer: Layer;
-  meta: Meta;
-  text: number;
-}
-
 interface ChartAxis {
   title: string;
   low: number;

@@ -6,7 +6,7 @@ import { formatPair } from "../compare/pair.js";
 import { empty } from "../parts/controls.js";
 import { element, onKeys } from "../parts/dom.js";
 import { layerOf } from "../data/layers.js";
-import { WHOLE } from "../map/camera.js";
+import { WHOLE } from "../state.js";
 import { paintHead } from "../parts/map_scale.js";
 import { headCard } from "./card.js";
 import { galleryTarget, headName } from "./order.js";

@@ -5,7 +5,7 @@
 import { empty, select } from "../parts/controls.js";
 import { element } from "../parts/dom.js";
 import { some } from "../data/format.js";
-import { LateProgress } from "../parts/progress_panel.js";
+import { ProgressPanel } from "../parts/progress_panel.js";
 import { LayerQueue } from "../data/layer_queue.js";
 import { absences, doubts, otherMixers } from "../data/layers.js";
 import { exportMenu } from "../picture/menu.js";
@@ -29,7 +29,7 @@ export class HeadsView extends PageView {
     this.planned = 0; // the frame that will show what has come: the layers of a saved page come all at once
     /** @type {ReturnType<Gallery["focusedPlace"]>} */
     this.focused = null; // what to focus once its card is there again
-    this.progress = new LateProgress("in-list");
+    this.progress = new ProgressPanel("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(layer),
       (queue) => this.progress.followWork(queue, "Scoring the heads", "layers", "the scores of "),
@@ -61,7 +61,7 @@ export class HeadsView extends PageView {
   /** @param {State} state */
   show(state) {
     this.state = state;
-    this.queue.turnTo(state.layer);
+    this.queue.chosen = state.layer;
     if (this.text !== state.text || this.failed) this.open(state);
     else this.arrange();
   }

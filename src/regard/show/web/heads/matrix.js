@@ -12,7 +12,7 @@ import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { settings } from "../data/settings.js";
 import { paintHead } from "../parts/map_scale.js";
 import { theme } from "../parts/theme.js";
-import { WHOLE } from "../map/camera.js";
+import { WHOLE } from "../state.js";
 import { headName, highestRow, matrixScore } from "./order.js";
 import { namesOf } from "./scores.js";
 

@@ -6,7 +6,6 @@ import { clamp } from "../data/arrays.js";
 import { unitAt } from "../data/units.js";
 
 const CLOSEST = 96; // pixels a cell
-export const WHOLE = { x: -1, y: -1, zoom: 0 }; // the state's place of the whole map
 
 export class Camera {
   constructor() {

@@ -4,7 +4,7 @@
 
 import { AttributionPanel } from "../parts/attribution_panel.js";
 import { layerOf } from "../data/layers.js";
-import { badge, choice, element, makeButton } from "../parts/dom.js";
+import { badge, choice, element, makeButton, termList } from "../parts/dom.js";
 import { foldedSettings } from "../parts/controls.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, spell } from "../data/quantity.js";
 import { quantityControls } from "../parts/quantity_controls.js";
@@ -230,8 +230,8 @@ function tokensIn(frame, layer) {
 
 /** How to move the map and to select cells. */
 function help() {
-  const list = element("dl", { class: "facts spoken" });
-  const lines = [
+  /** @type {[string, string][]} */
+  const keys = [
     ["drag", "move"],
     ["wheel, pinch", "zoom"],
     ["click", "select a cell"],
@@ -241,9 +241,7 @@ function help() {
     ["+ − 0", "zoom, show all"],
     ["Enter", "zoom to the cell"],
   ];
-  for (const [hand, does] of lines) {
-    list.append(element("dt", { class: "mono", text: hand }), element("dd", { text: does }));
-  }
+  const list = element("dl", { class: "facts spoken" }, ...termList(keys, { class: "mono" }));
   const heading = element("h3", { text: "Mouse and keys" });
   return element("div", { class: "notes-block", id: "map-help" }, heading, list);
 }

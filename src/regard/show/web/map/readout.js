@@ -8,7 +8,7 @@ import { precisionNote, roundingNote } from "../data/rounding.js";
 import { areWeights, PLAIN, quantityName, quantityTitle, spell } from "../data/quantity.js";
 import { labelAt } from "../data/tokens.js";
 import { firstToken, UNIT } from "../data/units.js";
-import { badge, element } from "../parts/dom.js";
+import { badge, element, termList } from "../parts/dom.js";
 
 const RANKED = 8; // keys that are listed
 
@@ -54,7 +54,7 @@ export class Readout {
     if (weight === null) delete this.number.dataset.weight;
     else this.number.dataset.weight = String(weight);
     this.number.title = String(weight ?? ""); // with all of its digits
-    this.where.replaceChildren(...factRows(facts));
+    this.where.replaceChildren(...termList(facts));
     this.note.textContent = note;
     if (!this.app.runs.isCut(cell, layer)) return;
     this.number.textContent = "cut";
@@ -110,7 +110,7 @@ export class Readout {
    * @param {Layer} layer
    */
   showLayer(layer) {
-    const list = element("dl", { class: "facts" }, ...factRows(layerFacts(layer)));
+    const list = element("dl", { class: "facts" }, ...termList(layerFacts(layer)));
     const heading = element("h3", { text: `Layer ${layer.key}` });
     this.about.replaceChildren(heading, ...certificate(layer.evidence), list);
     const { precision, rounding } = this.app.meta;
@@ -138,11 +138,6 @@ function certificate(evidence) {
     badge(evidence),
     element("p", { class: "small quiet proof", text: `${meaning}${found.replace(/[^.]$/, "$&.")}` }),
   ];
-}
-
-/** @param {Fact[]} facts */
-function factRows(facts) {
-  return facts.flatMap(([name, value]) => [element("dt", { text: name }), element("dd", { text: value })]);
 }
 
 /**

@@ -76,19 +76,15 @@ export class TilePyramid {
    */
   cover(frame, z) {
     const { drawn, missing } = this.find(frame, z);
-    this.ask(this.stopped ? [] : [...missing, ...this.wholeMap().missing]);
+    this.ask(this.stopped ? [] : [...missing, ...this.overview().missing]);
     return { drawn, complete: missing.length === 0, missing: missing.length, needed: drawn.length };
   }
 
   /** The whole map at the level at which its colours are fitted; `cover` asks for it. */
   overview() {
-    const { drawn, missing } = this.wholeMap();
-    return { drawn, complete: missing.length === 0 };
-  }
-
-  wholeMap() {
     const { T, S } = this;
-    return this.find({ left: 0, top: 0, right: S, bottom: T }, overviewLevel(T, S));
+    const found = this.find({ left: 0, top: 0, right: S, bottom: T }, overviewLevel(T, S));
+    return { ...found, complete: found.missing.length === 0 };
   }
 
   /**

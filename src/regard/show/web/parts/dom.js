@@ -31,6 +31,18 @@ export function element(name, attributes = {}, ...children) {
 }
 
 /**
+ * The terms of a list and what each stands for.
+ * @param {[term: string, about: string | number][]} terms
+ * @param {Attributes} [attributes] of the terms
+ */
+export function termList(terms, attributes = {}) {
+  return terms.flatMap(([text, about]) => [
+    element("dt", { ...attributes, text }),
+    element("dd", { text: about }),
+  ]);
+}
+
+/**
  * A button that does something.
  * @param {string} text
  * @param {() => void} act

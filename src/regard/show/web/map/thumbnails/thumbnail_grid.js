@@ -72,29 +72,6 @@ export function captureSummary({ layers, missing, others }) {
 }
 
 /**
- * The head that an arrow key goes to: the one beside, or the one in the same column of the line above or below, which
- * may be another layer's.
- * @param {Pick<Layer, "key" | "heads">[]} layers
- * @param {Pick<State, "layer" | "head">} from
- * @param {[number, number]} move lines and heads
- * @param {number} columns heads in one line
- */
-export function headBeside(layers, { layer, head }, [down, right], columns) {
-  const y = layers.findIndex((one) => one.key === layer);
-  const { heads } = layers[y];
-  const at = heads.indexOf(head);
-  if (!down) return { layer, head: heads[clamp(at + right, 0, heads.length - 1)] };
-  const [line, column] = [Math.floor(at / columns) + down, at % columns];
-  const lines = Math.ceil(heads.length / columns);
-  if (line >= 0 && line < lines)
-    return { layer, head: heads[clamp(line * columns + column, 0, heads.length - 1)] };
-  const to = layers[y + down];
-  if (!to) return { layer, head };
-  const first = down > 0 ? 0 : (Math.ceil(to.heads.length / columns) - 1) * columns;
-  return { layer: to.key, head: to.heads[clamp(first + column, 0, to.heads.length - 1)] };
-}
-
-/**
  * The numbers of the columns, if every layer has the same heads and they stand in one line; else none.
  * @param {Pick<Layer, "heads">[]} layers
  * @param {number} columns
