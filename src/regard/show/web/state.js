@@ -3,9 +3,6 @@
 // A link may be shorter: #head=3.5&token=121 is layer 3, head 5 and row 121, and #text=Once… a text to be read.
 // It knows names and values; it does not know what they mean to a view.
 
-/** The place of a map that is seen as a whole. */
-export const WHOLE = { x: -1, y: -1, zoom: 0 };
-
 /**
  * Every name of the state with what it is at first, which also gives its type. What is as it is here is left
  * out of the address, and a name that is not here is not taken from one.

@@ -88,6 +88,14 @@ export function milliseconds(seconds) {
 }
 
 /**
+ * Words with a capital letter and a full stop.
+ * @param {string} words
+ */
+export function asSentence(words) {
+  return `${words[0].toUpperCase()}${words.slice(1)}`.replace(/[^.]$/, "$&.");
+}
+
+/**
  * "one head", "2 heads".
  * @param {number} n
  * @param {string} thing

@@ -2,6 +2,7 @@
 // What the meta says of layers and texts, in words: names, doubts, absences; and which head is beside another.
 
 import { clamp } from "./arrays.js";
+import { asSentence } from "./format.js";
 
 /**
  * What the meta says of a layer as it ran on a text.
@@ -52,10 +53,10 @@ export function doubts(layers) {
   const doubtful = layers.filter((one) => !one.evidence.certified);
   if (!doubtful.length) return "";
   const named = doubtful.map((one) => one.key).join(", ");
-  const why = doubtful[0].evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
+  const why = asSentence(doubtful[0].evidence.text.replace(/^not certified: /, ""));
   return (
     `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so these may not be the weights that ` +
-    `the model used. ${why.replace(/[^.]$/, "$&.")}`
+    `the model used. ${why}`
   );
 }
 

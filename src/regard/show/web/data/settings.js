@@ -38,3 +38,6 @@ export function overviewLevel(T, S) {
 export function cellsAlong(size, z, index) {
   return Math.min(settings.tile, Math.ceil(size / 2 ** z) - index * settings.tile);
 }
+
+/** What the state says of a map that is seen as a whole. */
+export const WHOLE = { x: -1, y: -1, zoom: 0 };

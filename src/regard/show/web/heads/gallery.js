@@ -6,7 +6,7 @@ import { formatPair } from "../compare/pair.js";
 import { empty } from "../parts/controls.js";
 import { element, onKeys } from "../parts/dom.js";
 import { layerOf } from "../data/layers.js";
-import { WHOLE } from "../state.js";
+import { WHOLE } from "../data/settings.js";
 import { paintHead } from "../parts/map_scale.js";
 import { headCard } from "./card.js";
 import { galleryTarget, headName } from "./order.js";
@@ -100,9 +100,10 @@ export class Gallery {
     const { app, text } = this;
     this.observer.unobserve(slot);
     const { layer, head } = row;
-    const card = headCard(app, row, layerOf(app.meta, text, layer), this.ends, slot);
-    card.button.addEventListener("click", () => app.set({ view: "map", layer, head, ...WHOLE }));
-    card.take.addEventListener("click", () => this.compare({ text, layer, head }));
+    const card = headCard(app, row, layerOf(app.meta, text, layer), this.ends, slot, {
+      open: () => app.set({ view: "map", layer, head, ...WHOLE }),
+      compare: () => this.compare({ text, layer, head }),
+    });
     this.cards.set(name, card);
     this.mark(card);
     this.paint(card);

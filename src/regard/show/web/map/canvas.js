@@ -11,7 +11,7 @@ import { theme } from "../parts/theme.js";
 import { setDrawing } from "../picture/canvas_drawings.js";
 import { firstToken, unitAt } from "../data/units.js";
 import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "./camera.js";
-import { WHOLE } from "../state.js";
+import { WHOLE } from "../data/settings.js";
 import { paperScene } from "./figure.js";
 import { ColourFit, fitTop } from "./tile_image.js";
 import { listen } from "./gestures.js";

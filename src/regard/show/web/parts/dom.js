@@ -56,6 +56,20 @@ export function makeButton(text, act, attributes = {}, ...children) {
 }
 
 /**
+ * A line of a list of tokens, as a button: its place, the token and a number.
+ * @param {number} place
+ * @param {string} token
+ * @param {HTMLElement} weight
+ * @param {() => void} act
+ * @param {Attributes} [attributes]
+ */
+export function tokenLine(place, token, weight, act, attributes = {}) {
+  const parts = [element("span", { class: "place", text: place }), " "];
+  parts.push(element("span", { class: "token", text: token }), " ", weight);
+  return makeButton("", act, { class: null, ...attributes }, ...parts);
+}
+
+/**
  * A switch, which whoever made it turns by its `aria-checked`.
  * @param {string} words beside it
  * @param {() => void} act

@@ -5,7 +5,7 @@ import { latest, select } from "./controls.js";
 import { choice } from "./dom.js";
 import { percent } from "../data/format.js";
 import { short } from "../data/tokens.js";
-import { WHOLE } from "../state.js";
+import { WHOLE } from "../data/settings.js";
 import { unitNames } from "../data/units.js";
 
 /** @type {Record<ShadeName, string>} */

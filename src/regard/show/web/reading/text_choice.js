@@ -2,7 +2,7 @@
 // Which text is shown: the choice in the header, and how another one is opened.
 
 import { textsName } from "../data/layers.js";
-import { WHOLE } from "../state.js";
+import { WHOLE } from "../data/settings.js";
 import { element } from "../parts/dom.js";
 
 /** What no longer means anything on another text. */
