@@ -69,7 +69,7 @@ test("the colours are fitted to the whole map, at the same level whatever part i
   const asked = [];
   const source = {
     atOnce: 100,
-    async tile(text, layer, head, z, i, j) {
+    async tile({ z, i, j }) {
       asked.push([z, i, j].join(" "));
       return { rows: TILE, cols: TILE, mass: new Float32Array(TILE ** 2), max: new Float32Array(TILE ** 2) };
     },

@@ -341,15 +341,7 @@ interface Source {
   /** How many tiles to ask for at a time. */
   atOnce: number;
   thumbs(text: number, layer: string): Promise<Thumbs>;
-  tile(
-    text: number,
-    layer: string,
-    head: number,
-    z: number,
-    i: number,
-    j: number,
-    options?: TileOptions,
-  ): Promise<Tile>;
+  tile(question: TileQuestion, signal?: AbortSignal): Promise<Tile>;
   /** A weight for each key; the head or the layer may be "mean". */
   row: AskLine;
   /** A weight for each query. */
@@ -405,11 +397,6 @@ type AskLine = (
 interface Thumbs {
   pictures: Uint8Array; // heads · thumb · thumb
   sinks: { key: number; share: number }[]; // head
-}
-
-interface TileOptions {
-  quantity?: Quantity;
-  signal?: AbortSignal;
 }
 
 /** Cells of 2^z × 2^z tokens or other units, `settings.tile` to a side or fewer at the edges. */
@@ -865,6 +852,13 @@ interface DrawingColours {
   accent: string;
   hatch: string;
   lattice: string;
+}
+
+/** A part of the page that is drawn: where to, its style, and how opaque it is. */
+interface DrawnPart {
+  context: SvgDrawing;
+  style: CSSStyleDeclaration;
+  opacity: number;
 }
 
 /** A canvas's context, or what remembers drawings in the same language. */

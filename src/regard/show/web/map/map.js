@@ -13,7 +13,8 @@ import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
-import { mapExports } from "./exports.js";
+import { exportMenu } from "../picture/menu.js";
+import { mapFigure, mapRows } from "./figure.js";
 import { headSentence } from "../parts/head_words.js";
 import { PageView } from "../view.js";
 import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
@@ -62,7 +63,12 @@ export class MapView extends PageView {
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     notes.append(help());
-    this.ends.append(mapExports(this));
+    const save = exportMenu(app, {
+      name: () => `layer-${this.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
+      picture: () => mapFigure(app, this.large, (scene) => this.note(scene)),
+      table: () => mapRows(this.large),
+    });
+    this.ends.append(save);
   }
 
   /** @param {State} state */

@@ -93,8 +93,22 @@ interface ModelWeights {
 
 /** The keys and values of one layer, for at most `capacity` tokens. */
 interface LayerCache {
+  capacity: number;
   k: Float32Array; // G · capacity · D
   v: Float32Array; // G · D · capacity: transposed, since weights are summed over tokens
+}
+
+/** Some rows of the residual stream on their way through a layer. */
+interface LayerStep {
+  layer: number;
+  x: WideMatrix;
+  row: number;
+  rows: number;
+  /** The position of the first row. */
+  first: number;
+  cache: LayerCache;
+  limits: LayerLimits;
+  note: LayerNote | null;
 }
 
 /** What a layer's attention was computed from, of all tokens that were read. */
