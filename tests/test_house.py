@@ -44,7 +44,7 @@ LONGER = {
     "recorder/contributions/stream_recorder.py",
     "recorder/sources/listener.py",
 }
-FULLER = {"learn/judges"}
+FULLER = {"cli", "learn/judges"}  # one file a command, and one a lesson
 
 PARTICIPLE = re.compile(r"[a-z]+(ing|ed)$")
 NOUNS = {
