@@ -9,7 +9,7 @@ from regard.learn.hunt import draw, judge_answer, make_hint, solve, tell_apart
 from tests.sampling import share, together
 
 PUZZLES = {name: draw(seed=0, mistake=name) for name in CATALOGUE}
-# The checker names each planted program (tests/checker/test_planted.py). What the lessons' names change is
+# The checker names each planted program (tests/checker/test_corpus.py). What the lessons' names change is
 # checked here on every fourteenth.
 CHECKED = share([name for name in PUZZLES if PUZZLES[name].kind in TEMPLATES], 56)
 

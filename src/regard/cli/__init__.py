@@ -16,6 +16,7 @@ from regard.cli import (
     cache,
     check,
     conformance,
+    data,
     explain_mistake,
     generate,
     heads,
@@ -23,11 +24,12 @@ from regard.cli import (
     learn,
     masks,
     mutate,
+    reproduce,
     stages,
     survey,
     train,
 )
-from regard.cli.parts import data, reproduce, welcome
+from regard.cli.parts import welcome
 from regard.cli.parts.signals import unwind_on_signals
 from regard.support.characters import escape
 from regard.support.imports import MissingExtraError

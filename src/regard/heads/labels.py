@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.corpus_survey.running_sums import Estimate, RunningSums
-from regard.heads.corpus_survey.tallies import Tallies
+from regard.heads.measures.running_sums import Estimate, RunningSums
+from regard.heads.measures.tallies import Tallies
 
 MIN_SCORES = {
     "induction": 0.2,

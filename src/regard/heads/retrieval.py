@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
-from regard.heads.corpus_survey.running_sums import Estimate, ratio_interval
 from regard.heads.labels import earned_labels
+from regard.heads.measures.running_sums import Estimate, ratio_interval
 from regard.heads.measures.visibility import uniform
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
 from regard.heads.tables.description import LayerHeads, name_layer

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
-from regard.heads.corpus_survey.running_sums import ratio_interval, students_t
+from regard.heads.measures.running_sums import ratio_interval, students_t
 from regard.heads.tables.description import name_layer
 from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
 from regard.interventions.ablation import Replacement, ablate

@@ -36,7 +36,7 @@ from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
-from regard.recorder.storage.store import Store
+from regard.recorder.storage.store_base import Store
 from regard.recorder.storage.stores import MemoryStore
 from regard.recorder.tokens_of_maps.token_axes import place, why_unplaced
 from regard.recorder.tokens_of_maps.token_rows import add_tokens, join_token_rows

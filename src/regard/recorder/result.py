@@ -25,7 +25,7 @@ from regard.recorder.contributions.rollout import roll_out, select_stack
 from regard.recorder.fingerprint import fits, make_fingerprint
 from regard.recorder.layer import Layer, LayerList, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
-from regard.recorder.storage.folder import save
+from regard.recorder.storage.capture_folder import save
 from regard.recorder.tokens_of_maps.predictions import Predictions
 from regard.recorder.tokens_of_maps.text_layout import check_not_padding, token_positions
 

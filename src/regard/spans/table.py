@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.corpus_survey.running_sums import students_t
+from regard.heads.measures.running_sums import students_t
 from regard.heads.measures.without_sink import MIN_REST
 from regard.maps.spans import find_name
 from regard.support.cell_output import PrintedOutput

@@ -22,7 +22,6 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number
 from regard.heads.corpus_survey.corpus import Batch, Encode, batches, digest
 from regard.heads.corpus_survey.examples import LayerExamples, collect_examples
-from regard.heads.corpus_survey.running_sums import RunningSums
 from regard.heads.corpus_survey.survey_chunks import (
     MAX_EXAMPLES,
     BatchSums,
@@ -33,6 +32,7 @@ from regard.heads.corpus_survey.survey_chunks import (
 )
 from regard.heads.corpus_survey.survey_result import SurveyResult, decode_words, result_path, write_result
 from regard.heads.measures.measurement import CHUNK, measure_stacks
+from regard.heads.measures.running_sums import RunningSums
 from regard.heads.tables.description import LayerHeads, RunModel, assemble, name_layer
 from regard.heads.tables.table import HeadTable
 from regard.maps import AttentionMap

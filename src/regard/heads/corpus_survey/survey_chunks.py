@@ -15,8 +15,8 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.heads.corpus_survey.examples import LayerExamples, add_examples
-from regard.heads.corpus_survey.running_sums import RunningSums
 from regard.heads.measures.measurement import add_up
+from regard.heads.measures.running_sums import RunningSums
 from regard.heads.tables.description import LayerHeads
 from regard.heads.tables.table import split_key
 from regard.support.files import (

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from regard.attention.tensors import check_tensor, check_whole_numbers
-from regard.heads.corpus_survey.running_sums import BLOCKS, RunningSums, sum_pieces
-from regard.heads.corpus_survey.tallies import Tallies
 from regard.heads.measures.layer_stack import PendingLayer, can_join, join_maps, join_statistics
 from regard.heads.measures.linear_scores import linear_scores
 from regard.heads.measures.query_scores import KnownStatistics, Options, TextScorer
+from regard.heads.measures.running_sums import BLOCKS, RunningSums, sum_pieces
+from regard.heads.measures.tallies import Tallies
 from regard.heads.measures.without_sink import without_sink
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes

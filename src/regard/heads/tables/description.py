@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.corpus_survey.running_sums import Estimate, RunningSums, estimate_heads
 from regard.heads.labels import REPEATS, earned_labels, find_targets
 from regard.heads.measures.measurement import Ids, add_up, measure
 from regard.heads.measures.query_scores import NEAR, POLICY, KnownStatistics, Options, TextScorer
+from regard.heads.measures.running_sums import Estimate, RunningSums, estimate_heads
 from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
 from regard.maps import AttentionMap, LinearAttentionMap

@@ -40,6 +40,8 @@ from regard.support.override import MethodWrappers
 
 FUSED = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
 """PyTorch's own layers, which leave their fused kernels if gradients are on."""
+FROZEN = ("norm", "activation")
+"""The roles of modules that are held fixed on the residual path, and run as they are beside it."""
 
 
 class HeardCall(NamedTuple):
@@ -81,19 +83,19 @@ class StreamRecorder:
     def attached(self) -> Iterator[None]:
         """Inside the block, the model's modules are wrapped."""
         wrappers = MethodWrappers()
-        run: Mapping[str, Callable[..., Any]] = {
-            "block": self._run_block,
-            "attention": self._run_attention,
-            "branch": self._run_branch,
-            "mixer": self._run_branch,
-            "linear": self._run_linear,
-            "attention linear": self._run_linear,
-            "norm": self._run_norm,
-            "head linear": self._run_head_linear,
-            "activation": self._run_activation,
+        take: Mapping[str, Callable[..., Any]] = {
+            "branch": self._take_branch,
+            "mixer": self._take_branch,
+            "linear": self._take_linear,
+            "attention linear": self._take_linear,
+            "norm": self._take_norm,
+            "head linear": self._take_head_linear,
+            "activation": self._take_activation,
         }
+        run: dict[str, Callable[..., Any]] = {"block": self._run_block, "attention": self._run_attention}
+        run |= {name: functools.partial(self._run_plain, function) for name, function in take.items()}
         for role in self.roles if self.problem is None else ():
-            wrappers.add(role.module, "forward", functools.partial(run[role.role], role))
+            wrappers.add(role.module, "forward", functools.partial(self._run_role, run[role.role], role))
         for module in self.model.modules() if self.problem is None else ():
             if isinstance(module, GPT):
                 wrappers.add(module, "states", self._run_model)
@@ -149,10 +151,14 @@ class StreamRecorder:
         finally:
             self._depth -= 1
 
+    def _run_role(
+        self, run: Callable[..., Any], role: ModuleRole, forward: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a module as `run` does while the model runs, and as it is when it is called by itself."""
+        return run(role, forward, *args, **kwargs) if self._depth else forward(*args, **kwargs)
+
     def _run_block(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a block with gradients on. What enters the first block of a stack is the embedding."""
-        if not self._depth:
-            return forward(*args, **kwargs)
         stack = role.name.rpartition(".")[0]
         index, state = _first_state(args, kwargs)
         torch.set_grad_enabled(True)  # until the model ends: the path goes on after the block
@@ -180,8 +186,6 @@ class StreamRecorder:
 
         With gradients on, attention may choose other kernels.
         """
-        if not self._depth:
-            return forward(*args, **kwargs)
         terms = len(self._pass.terms)
         # Not a block: the output projection inside switches gradients on for all that follows it.
         torch.set_grad_enabled(False)
@@ -194,26 +198,32 @@ class StreamRecorder:
         self._note(f"what the heads of {role.name} add was not told apart, and is in .rest")
         return _replaced(result, lambda x: self._add_term("other", role, x) if x.is_floating_point() else x)
 
-    def _run_branch(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a branch without gradients; every tensor that it returns is a term."""
-        if not self._depth:
+    def _run_plain(
+        self, take: Callable[..., Any], role: ModuleRole, forward: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a module without gradients, and return what `take` makes of its input and output."""
+        is_frozen, (_, x) = role.role in FROZEN, _first_state(args, kwargs)
+        if take != self._take_branch and (x is None or (is_frozen and not x.requires_grad)):
             return forward(*args, **kwargs)
         with torch.no_grad():
             # A kernel may be chosen by whether its inputs require gradients.
-            result = forward(*_detached(args), **_detached(kwargs))
+            output = forward(*_detached(args), **_detached(kwargs))
+        result = take(role, x, output)
+        # What cannot be frozen runs once more, with gradients: autograd follows it as it is.
+        return forward(*args, **kwargs) if is_frozen and result is None else result
+
+    def _take_branch(self, role: ModuleRole, x: Tensor | None, output: Any) -> Any:
+        """Take what a branch has returned: every tensor of it is a term."""
         kind: Literal["mlp", "other"] = "mlp"
         if role.role == "mixer":
             kind = "other"
             self._note(f"{role.name} is no softmax attention: what it adds is in .rest")
-        return _replaced(result, lambda x: self._add_term(kind, role, x) if x.is_floating_point() else x)
+        return _replaced(output, lambda x: self._add_term(kind, role, x) if x.is_floating_point() else x)
 
-    def _run_linear(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a linear layer of a block: an output projection, a part of an MLP, or of attention."""
-        if not self._depth or not args:
-            return forward(*args, **kwargs)
+    def _take_linear(self, role: ModuleRole, x: Tensor, output: Tensor) -> Tensor:
+        """Take a linear layer of a block: an output projection, a part of an MLP, or of attention."""
         with torch.no_grad():
-            output = forward(*_detached(args), **_detached(kwargs))
-            merged = args[0].detach()
+            merged = x.detach()
             found = self._find_projection(role, merged, output)
         if found is not None:
             call, projection = found
@@ -254,53 +264,33 @@ class StreamRecorder:
                     return call, projection
         return None
 
-    def _run_norm(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a norm on the residual path as the linear map that it is with its scale held fixed."""
-        if not self._depth or not _is_tracked(args):
-            return forward(*args, **kwargs)
+    def _take_norm(self, role: ModuleRole, x: Tensor, output: Any) -> Tensor | None:
+        """Take a norm on the residual path as the linear map that it is with its scale held fixed."""
         with torch.no_grad():
-            output = forward(*_detached(args), **_detached(kwargs))
-            frozen = None
-            if isinstance(output, Tensor):
-                frozen = recognise_norm(role.module, args[0].detach(), output)
+            frozen = recognise_norm(role.module, x.detach(), output) if isinstance(output, Tensor) else None
         if frozen is None:
             self._note(f"{role.name} is neither an RMSNorm nor a LayerNorm, and was not frozen")
             self._pass.is_linear = False
-            # Once more, with gradients: autograd follows the norm as it is.
-            return forward(*args, **kwargs)
+            return None
         self._pass.rounding = max(self._pass.rounding, frozen.eps)
-        return self._through(role, frozen, args[0], output)
+        return self._through(role, frozen, x, output)
 
-    def _run_head_linear(
-        self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Run a linear layer outside the blocks: the unembedding, or a map before it."""
-        if not self._depth or not args:
-            return forward(*args, **kwargs)
-        with torch.no_grad():
-            output = forward(*_detached(args), **_detached(kwargs))
+    def _take_head_linear(self, role: ModuleRole, x: Tensor, output: Tensor) -> Tensor:
+        """Take a linear layer outside the blocks: the unembedding, or a map before it."""
         weights = linear_weights(role.module)
         if self.unembedding is not None and weights is not None and _is_same(weights, self.unembedding):
-            self._take_state(args[0], output)
+            self._take_state(x, output)
             return output
-        if not _is_tracked(args) or weights is None:
-            return output
-        return self._through(role, weights, args[0], output)
+        return self._through(role, weights, x, output) if weights is not None and x.requires_grad else output
 
-    def _run_activation(
-        self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Run an elementwise function on the path to the logits as a multiplication by its ratio."""
-        if not self._depth or not _is_tracked(args):
-            return forward(*args, **kwargs)
-        with torch.no_grad():
-            output = forward(*_detached(args), **_detached(kwargs))
-        if not isinstance(output, Tensor) or output.shape != args[0].shape:
-            return forward(*args, **kwargs)
+    def _take_activation(self, role: ModuleRole, x: Tensor, output: Any) -> Tensor | None:
+        """Take an elementwise function on the path to the logits as a multiplication by its ratio."""
+        if not isinstance(output, Tensor) or output.shape != x.shape:
+            return None
         self._note(
             f"the activation {role.name} after the last block is frozen: its ratio f(x) / x is held fixed"
         )
-        return self._through(role, frozen_activation(args[0].detach(), output), args[0], output)
+        return self._through(role, frozen_activation(x.detach(), output), x, output)
 
     def _run_logits(self, logits: Callable[..., Tensor], states: Tensor) -> Tensor:
         """Run `GPT.logits`. In generation it is called outside the model's forward, on the last states."""
@@ -425,16 +415,12 @@ def _is_same(weights: LinearWeights, other: LinearWeights) -> bool:
 
 
 def _first_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int | str, Tensor | None]:
-    """Return where among a block's arguments the hidden state is, and the state (B, T, d)."""
+    """Return where among a module's arguments the hidden state is, and the state (B, T, d)."""
     every: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for index, x in every:
         if isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 2:
             return index, x
     return 0, None
-
-
-def _is_tracked(args: tuple[Any, ...]) -> bool:
-    return bool(args) and isinstance(args[0], Tensor) and args[0].requires_grad
 
 
 def _replaced(x: Any, replace: Callable[[Tensor], Any]) -> Any:

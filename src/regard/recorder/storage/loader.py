@@ -17,8 +17,15 @@ from regard.maps import loader as map_loader
 from regard.recorder.layer import LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, Runs, ShardId
 from regard.recorder.result import Capture
+from regard.recorder.storage.capture_folder import (
+    FORMAT,
+    INDEX,
+    LAYER_FILE,
+    SHARDS,
+    SHARDS_FORMAT,
+    StoredLayer,
+)
 from regard.recorder.storage.evidence_data import read_evidence
-from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, SHARDS, SHARDS_FORMAT, StoredLayer
 from regard.recorder.storage.joined_layer import join_captures
 from regard.recorder.storage.picture_files import read_pictures
 from regard.recorder.tokens_of_maps.predictions import Predictions

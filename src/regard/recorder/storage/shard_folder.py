@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.recorder.placement import SHARD_FOLDER, ShardId
-from regard.recorder.storage.folder import INDEX, LOCK, SHARDS, SHARDS_FORMAT, Folder, write_capture
+from regard.recorder.storage.capture_folder import INDEX, LOCK, SHARDS, SHARDS_FORMAT, Folder, write_capture
 from regard.support.file_lock import FileLock, InUseError
 from regard.support.files import atomic_write, write_error
 

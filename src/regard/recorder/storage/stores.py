@@ -1,6 +1,6 @@
 """The stores of a capture's layers: memory with a check, and memory with a budget.
 
-`Folder`, the store that writes to disk, is in `folder`.
+`Folder`, the store that writes to disk, is in `capture_folder`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from regard.recorder.layer import Layer
 from regard.recorder.placement import ShardId
 from regard.recorder.sizes import format_bytes, free_memory, parse_bytes
-from regard.recorder.storage.folder import Folder
+from regard.recorder.storage.capture_folder import Folder
 from regard.recorder.storage.shard_folder import ShardFolder
-from regard.recorder.storage.store import Store
+from regard.recorder.storage.store_base import Store
 from regard.recorder.summary import summary_size
 
 SMALL = 1 << 26  # the bytes of a capture for which it is not worth asking how many are free

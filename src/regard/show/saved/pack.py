@@ -52,6 +52,37 @@ class Packed(NamedTuple):
     """The blocks of the model, which the page does not need for its first picture."""
 
 
+class Blocks:
+    """The blocks of a file, by name. Layers with equal masks share one block."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, str] = {}
+        self.fields: dict[str, list[dict[str, Any]]] = {}
+        self._masks: dict[bytes, str] = {}
+        self._bands: dict[tuple[Any, ...], str] = {}  # the blocks of masks that are a band, by it, T and S
+
+    def put(self, name: str, arrays: Sequence[Array], noise: bool = False) -> None:
+        """Add a block of arrays; `noise` says that they are as good as random, which is faster to pack."""
+        self.fields[name] = [{"name": a.name, "type": a.type, "shape": list(a.data.shape)} for a in arrays]
+        self.blocks[name] = deflate(b"".join(map(byte_planes, arrays)), noise)
+
+    def put_mask(self, m: AttentionMap | LinearAttentionMap) -> str:
+        """Add the mask of a map if it is not there yet; return the name of its block."""
+        # The ranges of 8,192 queries take a second to find; a band is known without them.
+        band = None if m.mask.biased else m.mask.band(*m.matrix[2:])
+        key = band, *m.matrix[2:]
+        if band is not None and key in self._bands:
+            return self._bands[key]
+        mask = pack_mask(m)
+        digest = b"".join(a.name.encode() + a.data.tobytes() for a in mask)
+        block = self._masks.setdefault(digest, f"mask-{len(self._masks)}")
+        if block not in self.blocks:
+            self.put(block, mask)
+        if band is not None:
+            self._bands[key] = block
+        return block
+
+
 def pack(
     contents: Contents,
     *,
@@ -73,70 +104,20 @@ def pack(
     limit = VALUES_LIMIT if packed_model is None else MOST_BYTES - sum(map(len, later.values()))
     # A copy by JSON: `meta` is cached in the contents, and is changed below.
     meta = json.loads(json.dumps(contents.meta))
-    blocks: dict[str, str] = {}
-    fields: dict[str, list[dict[str, Any]]] = {}
-    masks: dict[bytes, str] = {}
-    bands: dict[tuple[Any, ...], str] = {}  # the blocks of masks that are a band, by it, T and S
+    out = Blocks()
     relative = absolute = 0.0
     fine = exact or _count_numbers(meta) <= FINE
-
-    def put(name: str, arrays: Sequence[Array], noise: bool = False) -> None:
-        fields[name] = [{"name": a.name, "type": a.type, "shape": list(a.data.shape)} for a in arrays]
-        blocks[name] = deflate(b"".join(map(byte_planes, arrays)), noise)
-
     texts = range(len(contents.texts))
     # Texts that the page's own model reads: it computes everything that is not stored here.
     is_read = [
         isinstance(model, RoundedModel) and can_read(seen, contents.batch_index) for seen in contents.texts
     ]
-    first_shown = (0, contents.start[0] if contents.start else str(contents.texts[0].layers[0].key))
     stored = [[] if is_read[text] else _stored_quantities(contents, text) for text in texts]
-    for text, capture in enumerate(contents.texts):
-        predicted = meta["texts"][text]["predicted"]
-        if predicted and not is_read[text]:
-            predicted["positions"] = [predicted["start"]]
-            predicted["tokens"] = [quantity.token for quantity in stored[text] if quantity.shade == "logit"]
-        thumbs = [contents[text].thumbnail(layer.key).thumbs for layer in capture.layers]
-        put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
-        for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True):
-            if is_read[text]:
-                # As `live_weights.js` names the blocks of what it has read.
-                for kind, field in (("layer", "block"), ("mask", "mask_block"), ("values", "values_block")):
-                    description[field] = f"{kind}-{text}-{layer.key}"
-                if (text, str(layer.key)) != first_shown:
-                    continue
-            m = contents[text].layer_map(layer.key)
-            if isinstance(m, LinearAttentionMap):
-                arrays, error = _pack_linear_layer(m)
-                description["delta_rule"] = m.delta_rule
-            else:
-                arrays, error = _pack_layer(m, fine)
-            relative, absolute = max(relative, error[0]), max(absolute, error[1])
-            description["block"] = f"layer-{text}-{layer.key}"
-            put(description["block"], arrays, noise=True)
-            # Layers with equal masks share one block; the ranges of 8,192 queries take a second to find.
-            band = None if m.mask.biased else m.mask.band(*m.matrix[2:])
-            block = None if band is None else bands.get((band, *m.matrix[2:]))
-            if block is None:
-                mask = pack_mask(m)
-                digest = b"".join(a.name.encode() + a.data.tobytes() for a in mask)
-                block = masks.setdefault(digest, f"mask-{len(masks)}")
-                if block not in blocks:
-                    put(block, mask)
-                if band is not None:
-                    bands[band, *m.matrix[2:]] = block
-            description["mask_block"] = block
-        for quantity in stored[text]:
-            for layer in capture.layers:
-                put(
-                    _factors_block(text, layer, quantity),
-                    [_pack_factors(contents, text, layer, quantity, fine)],
-                    True,
-                )
-        if capture.predictions is not None:
-            put(f"predictions-{text}", _pack_predictions(capture.predictions, contents.batch_index))
+    for text in texts:
+        error = _put_text(out, contents, text, meta["texts"][text], stored[text], is_read[text], fine)
+        relative, absolute = max(relative, error[0]), max(absolute, error[1])
     if values is not False and meta["can"]["values"]:
-        _put_values(contents, meta, put, blocks, None if values else limit, fine, is_read)
+        _put_values(out, contents, meta, None if values else limit, fine, is_read)
     shown = [layer for text in meta["texts"] for layer in text["layers"] if not layer["recurrence"]]
     if any("values_block" not in layer for layer in shown):
         meta["can"]["values"] = False
@@ -145,25 +126,72 @@ def pack(
     meta["rounding"] = model.change if isinstance(model, RoundedModel) else None
     head = {
         "meta": meta,
-        "blocks": fields,
+        "blocks": out.fields,
         "sinks": [
             {layer.key: contents[text].thumbnail(layer.key).sinks for layer in capture.layers}
             for text, capture in enumerate(contents.texts)
         ],
-        "heads": [contents[text].heads() for text in range(len(contents.texts))],
+        "heads": [contents[text].heads() for text in texts],
         "attributions": [
             _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
         ],
-        "retained": [contents.retention.get(text) for text in range(len(contents.texts))],
+        "retained": [contents.retention.get(text) for text in texts],
         "words": [_words(capture.predictions, contents.batch_index) for capture in contents.texts],
         "model": None if packed_model is None else packed_model.description,
     }
     if contents.survey is not None:
         examples = describe_survey_heads(contents.survey)
-        blocks["survey"] = deflate(json.dumps(examples, allow_nan=False).encode("ascii"))
+        out.blocks["survey"] = deflate(json.dumps(examples, allow_nan=False).encode("ascii"))
     # allow_nan=False: Python writes NaN, which the browser's JSON.parse refuses.
-    blocks["regard-data"] = deflate(json.dumps(head, allow_nan=False).encode("ascii"))
-    return Packed(blocks, relative, absolute, later)
+    out.blocks["regard-data"] = deflate(json.dumps(head, allow_nan=False).encode("ascii"))
+    return Packed(out.blocks, relative, absolute, later)
+
+
+def _put_text(
+    out: Blocks,
+    contents: Contents,
+    text: int,
+    described: dict[str, Any],
+    stored: list[Quantity],
+    is_read: bool,
+    fine: bool,
+) -> tuple[float, float]:
+    """Add the blocks of a text, and their names to what `described` says of it.
+
+    Returns the largest relative and absolute error of a weight. Of a text that `is_read` by the page's model
+    only the layer is stored that the page shows first.
+    """
+    capture, relative, absolute = contents.texts[text], 0.0, 0.0
+    first_shown = (0, contents.start[0] if contents.start else str(contents.texts[0].layers[0].key))
+    if described["predicted"] and not is_read:
+        described["predicted"]["positions"] = [described["predicted"]["start"]]
+        described["predicted"]["tokens"] = [one.token for one in stored if one.shade == "logit"]
+    thumbs = [contents[text].thumbnail(layer.key).thumbs for layer in capture.layers]
+    out.put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
+    for layer, description in zip(capture.layers, described["layers"], strict=True):
+        if is_read:
+            # As `live_weights.js` names the blocks of what it has read.
+            for kind, field in (("layer", "block"), ("mask", "mask_block"), ("values", "values_block")):
+                description[field] = f"{kind}-{text}-{layer.key}"
+            if (text, str(layer.key)) != first_shown:
+                continue
+        m = contents[text].layer_map(layer.key)
+        if isinstance(m, LinearAttentionMap):
+            arrays, error = _pack_linear_layer(m)
+            description["delta_rule"] = m.delta_rule
+        else:
+            arrays, error = _pack_layer(m, fine)
+        relative, absolute = max(relative, error[0]), max(absolute, error[1])
+        description["block"] = f"layer-{text}-{layer.key}"
+        out.put(description["block"], arrays, noise=True)
+        description["mask_block"] = out.put_mask(m)
+    for quantity in stored:
+        for layer in capture.layers:
+            factors = _pack_factors(contents, text, layer, quantity, fine)
+            out.put(_factors_block(text, layer, quantity), [factors], noise=True)
+    if capture.predictions is not None:
+        out.put(f"predictions-{text}", _pack_predictions(capture.predictions, contents.batch_index))
+    return relative, absolute
 
 
 def _stored_quantities(contents: Contents, text: int) -> list[Quantity]:
@@ -224,10 +252,9 @@ def _count_numbers(meta: dict[str, Any]) -> int:
 
 
 def _put_values(
+    out: Blocks,
     contents: Contents,
     meta: dict[str, Any],
-    put: Any,
-    blocks: dict[str, str],
     limit: int | None,
     fine: bool,
     is_read: list[bool],
@@ -244,12 +271,12 @@ def _put_values(
     ]
     # Values take 2 bytes each, and base64 makes 4 characters of 3 bytes.
     values_size = sum(_values(contents, layer).numel() * 8 // 3 for _, layer, _ in layers)
-    if limit is not None and sum(map(len, blocks.values())) + values_size > limit:
+    if limit is not None and sum(map(len, out.blocks.values())) + values_size > limit:
         return
     for text, layer, description in layers:
         description["values_block"] = f"values-{text}-{layer.key}"
         v = _values(contents, layer)
-        put(description["values_block"], _pack_values(v, fine), noise=True)
+        out.put(description["values_block"], _pack_values(v, fine), noise=True)
 
 
 def _values(contents: Contents, layer: Layer) -> Tensor:

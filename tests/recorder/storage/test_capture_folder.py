@@ -19,7 +19,7 @@ from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.layer import Layer
 from regard.recorder.result import Capture
 from regard.recorder.storage import layer_file
-from regard.recorder.storage.folder import Folder
+from regard.recorder.storage.capture_folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.support.file_lock import InUseError
@@ -237,7 +237,7 @@ KILLED_SAVES = """
 import os, signal, sys, torch, regard
 sys.path.insert(0, sys.argv[1])
 from regard.recorder.storage import layer_file
-from tests.recorder.storage.test_folder import a_capture
+from tests.recorder.storage.test_capture_folder import a_capture
 write, written = layer_file.write, []
 def watched(data, path, *about):
     write(data, path, *about)

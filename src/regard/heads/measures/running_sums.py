@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.corpus_survey.tallies import Tallies
 from regard.heads.measures.query_scores import NAMES, QueryScore
+from regard.heads.measures.tallies import Tallies
 
 BLOCKS = 20  # into which a single text is cut
 SUMS = (

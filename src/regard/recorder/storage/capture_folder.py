@@ -32,7 +32,7 @@ from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.evidence_data import describe_evidence
 from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
-from regard.recorder.storage.store import Store
+from regard.recorder.storage.store_base import Store
 from regard.support.file_lock import FileLock
 from regard.support.files import (
     CaptureFileError,
