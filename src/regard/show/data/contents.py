@@ -278,7 +278,7 @@ class Contents:
 
 
 def _measures() -> dict[str, Any]:
-    """Return the constants of scores, labels, sentences and thumbnails, with which a page's model computes them."""
+    """Return the constants of scores, labels, sentences and thumbnails, for a page that computes them."""
     first, latest = query_scores.POLICY
     return {
         "near": query_scores.NEAR,

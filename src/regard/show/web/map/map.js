@@ -8,7 +8,7 @@ import { badge, choice, element, makeButton, termList } from "../parts/dom.js";
 import { foldedSettings } from "../parts/controls.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, spell } from "../data/quantity.js";
 import { quantityControls } from "../parts/quantity_controls.js";
-import { labelAt, short, tokenAt } from "../data/tokens.js";
+import { short, tokenAt } from "../data/tokens.js";
 import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
@@ -17,7 +17,7 @@ import { exportMenu } from "../picture/menu.js";
 import { mapFigure, mapRows } from "./figure.js";
 import { headSentence } from "../parts/head_words.js";
 import { PageView } from "../view.js";
-import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
+import { legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
 import { Thumbnails } from "./thumbnails/thumbnails.js";
@@ -109,17 +109,8 @@ export class MapView extends PageView {
    * @param {Scene} scene
    */
   tell(scene) {
-    const { state, sink, look, hover, cursor } = scene;
-    const { meta } = this.app;
-    this.legend.show({
-      scale: look.scale,
-      quantity: scene.quantity,
-      clipped: isClipped(scene),
-      note: this.note(scene),
-      boundary: scene.boundary !== null,
-      hides: hasHidden(scene),
-      sink: sink && { ...sink, token: labelAt(meta, state.text, this.layer, "keys", sink.key, 16) },
-    });
+    const { state, hover, cursor } = scene;
+    this.legend.show(scene, this.note(scene));
     this.controls.follow(scene);
     this.edges.follow();
     this.tip.hidden = true;

@@ -37,14 +37,10 @@ export function historyTop(name, history) {
  * @returns {(RunHead & { value: number }) | null}
  */
 export function highestHead(scores) {
-  /** @type {(RunHead & { value: number }) | null} */
-  let best = null;
-  for (const [layer, row] of scores.entries()) {
-    for (const [head, value] of row.entries()) {
-      if (value !== null && (!best || value > best.value)) best = { layer, head, value };
-    }
-  }
-  return best;
+  const all = scores.flatMap((row, layer) =>
+    row.flatMap((value, head) => (value === null ? [] : [{ layer, head, value }])),
+  );
+  return all.length ? all.reduce((best, one) => (one.value > best.value ? one : best)) : null;
 }
 
 /**

@@ -54,21 +54,12 @@ export function captureSummary({ layers, missing, others }) {
   const absent = [absences(missing), otherMixers(others)].filter(Boolean).join(" ");
   if (uncertified) {
     const words = `${uncertified} of ${layers.length} not certified`;
-    return {
-      certified: false,
-      words,
-      text: `${uncertified} of ${layers.length} layers are not certified.`,
-      absent,
-    };
+    return { certified: false, words, text: words.replace("not", "layers are not") + ".", absent };
   }
-  if (missing.length)
-    return {
-      certified: false,
-      words: "Incomplete",
-      text: `Every layer shown is certified. ${absent}`,
-      absent,
-    };
-  return { certified: true, words: "", text: "Every layer is certified.", absent };
+  const [words, text] = missing.length
+    ? ["Incomplete", `Every layer shown is certified. ${absent}`]
+    : ["", "Every layer is certified."];
+  return { certified: !missing.length, words, text, absent };
 }
 
 /**
