@@ -87,7 +87,7 @@ function run(source) {
   const banner = new RunBanner(app);
   find("main").before(banner.box);
   const views = offeredViews(app.meta);
-  /** @type {Map<import("./views.js").ViewEntry, MadeView>} */
+  /** @type {Map<ViewEntry, MadeView>} */
   const made = new Map();
   /** @type {MadeView | null} */
   let current = null;
@@ -183,7 +183,7 @@ function firstView(meta, text) {
 }
 
 /**
- * @param {import("./views.js").ViewEntry[]} views
+ * @param {ViewEntry[]} views
  * @param {App} app
  */
 function makeTabs(views, app) {

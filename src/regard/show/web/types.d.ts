@@ -26,6 +26,8 @@ interface View {
   hide(): void;
 }
 
+type ViewEntry = import("./views.js").ViewEntry;
+
 // ---- What there is: `meta`, made by `Contents.meta` in Python
 
 /** The constants and words that Python and the page share. */
