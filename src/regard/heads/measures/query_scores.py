@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from regard.heads.measures.chosen_keys import mass_on, sees, sees_any, several_columns, weights_on
-from regard.heads.measures.copy_mass import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
+from regard.heads.measures.duplicate_and_induction import (
+    TokenBlock,
+    copy_mass,
+    copy_mass_by_kernel,
+    find_blocks,
+)
 from regard.heads.measures.offsets import latest_mass, offset_sums, sample_rows, weight_back
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.measures.sink import find_sink_keys
