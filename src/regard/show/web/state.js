@@ -103,7 +103,6 @@ export function typedText(hash) {
  * The state that an address's part after # describes; what it does not name is as by default.
  * @param {string} hash
  * @param {Map<number, string>} typed texts that an address spells out, by their numbers
- * @returns {State}
  */
 export function parse(hash, typed = new Map()) {
   /** @type {Record<string, string | number>} */

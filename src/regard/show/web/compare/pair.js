@@ -17,7 +17,6 @@ export function formatPair(pair) {
  * The heads that an address names, at most two; those that do not exist are left out.
  * @param {Meta} meta
  * @param {string} address
- * @returns {HeadPlace[]}
  */
 export function parsePair(meta, address) {
   /**
@@ -38,7 +37,6 @@ export function parsePair(meta, address) {
  * another text of the same length, or else the layer's next head: so there is a difference to see.
  * @param {Meta} meta
  * @param {State} state
- * @returns {HeadPlace[]}
  */
 export function pairOf(meta, { text, layer, head, pair }) {
   const [first = { text, layer, head }, second] = parsePair(meta, pair);

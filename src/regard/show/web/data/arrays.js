@@ -5,7 +5,6 @@
  * The last entry of a list that is not empty.
  * @template T
  * @param {ArrayLike<T>} list
- * @returns {T}
  */
 export function last(list) {
   return list[list.length - 1];

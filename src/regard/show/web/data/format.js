@@ -16,7 +16,6 @@ export function exact(weight) {
 /**
  * Any number, with so many decimals; −∞ and the like as signs.
  * @param {number | null | undefined} x
- * @param {number} [digits]
  */
 export function number(x, digits = 3) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";

@@ -15,7 +15,6 @@ export class HeadRows {
    * @param {number} text
    * @param {string} layer
    * @param {number} head
-   * @returns {HeadScores | undefined}
    */
   row(text, layer, head) {
     return this.known.get(`${text} ${layer}`)?.find((row) => row.head === head);

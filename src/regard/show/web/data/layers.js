@@ -9,7 +9,6 @@ import { asSentence } from "./format.js";
  * @param {Meta} meta
  * @param {number} text
  * @param {string} key
- * @returns {Layer}
  */
 export function layerOf(meta, text, key) {
   const layers = meta.texts[text].layers;

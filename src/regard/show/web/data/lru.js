@@ -12,10 +12,7 @@ export class LRU {
     this.entries = new Map(); // least recently used first
   }
 
-  /**
-   * @param {string} key
-   * @returns {V | undefined}
-   */
+  /** @param {string} key */
   get(key) {
     const value = this.entries.get(key);
     if (value !== undefined) this.set(key, value);
@@ -40,7 +37,6 @@ export class LRU {
  * @param {{ get(key: K): V | undefined, set(key: K, value: V): unknown }} cache
  * @param {K} key
  * @param {() => V} make
- * @returns {V}
  */
 export function once(cache, key, make) {
   const made = cache.get(key) ?? make();

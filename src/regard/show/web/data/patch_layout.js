@@ -10,7 +10,6 @@ export const NO_PATCHES = { spans: [], special: [] };
  * @param {number} text
  * @param {Layer} layer
  * @param {Axis} axis
- * @returns {PatchLayout}
  */
 export function layoutOf(meta, text, layer, axis) {
   return meta.texts[text].pictures?.layouts[layer[`${axis}_of`]] ?? NO_PATCHES;

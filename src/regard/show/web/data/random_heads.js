@@ -20,7 +20,6 @@ export function drawOthers(layers, heads, random = Math.random) {
  * @param {Cut[]} cuts
  * @param {Pick<Layer, "key" | "heads">[]} layers
  * @param {() => number} random
- * @returns {Cut[] | null}
  */
 export function randomCuts(cuts, layers, random = Math.random) {
   const names = [...new Set(cuts.map(({ layer, head }) => JSON.stringify({ layer, head })))];

@@ -75,7 +75,6 @@ export function splitTokens(tokens) {
  * The text that tokens write together, as code points, and the place of each token in it: the pieces of one character
  * have the same place.
  * @param {string[]} tokens
- * @returns {{ text: string[], places: [number, number][] }}
  */
 export function locate(tokens) {
   /** @type {string[]} */

@@ -54,7 +54,6 @@ function nameOf(mark) {
 /**
  * At most `most` characters of it, with … for what is left out.
  * @param {string} token
- * @param {number} [most]
  */
 export function short(token, most = 16) {
   const shown = visible(token.length > 400 ? token.slice(0, 400) : token);
@@ -70,7 +69,6 @@ export function short(token, most = 16) {
  * @param {number} text
  * @param {Layer} layer
  * @param {Axis} axis
- * @returns {{ tokens: string[], from: number } | null}
  */
 export function axisOf(meta, text, layer, axis) {
   if (layer.units) return { tokens: layer.units[axis].texts, from: layer.units[axis].from };
@@ -138,7 +136,6 @@ export function isStart(token, i) {
 /**
  * The direction that tokens are read in: that of their first letter.
  * @param {string[]} tokens
- * @returns {"ltr" | "rtl"}
  */
 export function directionOf(tokens) {
   const letter =

@@ -24,7 +24,6 @@ export function unitNames({ spans }) {
  * @param {Meta} meta
  * @param {Layer} layer
  * @param {Pick<Quantity, "units" | "unitsOf">} quantity
- * @returns {Layer}
  */
 export function inUnits(meta, layer, { units, unitsOf }) {
   if (units === "tokens") return layer;

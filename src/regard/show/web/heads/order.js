@@ -93,7 +93,6 @@ export function labelOptions(heads) {
  * @param {number} at
  * @param {number} wide
  * @param {number} size
- * @returns {number | null}
  */
 export function galleryTarget(key, at, wide, size) {
   /** @type {Record<string, number>} */

@@ -48,7 +48,6 @@ export function sentence(name, one) {
  * The bar of a score, with its baselines and its interval.
  * @param {Score} one
  * @param {number} end
- * @param {string} [kind]
  */
 export function scoreBar(one, end, kind = "") {
   const bar = element("span", { class: `score-bar ${kind}`, "aria-hidden": "true" });

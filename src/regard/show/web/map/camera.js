@@ -79,7 +79,6 @@ export class Camera {
    * Moves as little as needed to bring a cell into the picture.
    * @param {number} col
    * @param {number} row
-   * @param {number} [size]
    */
   reveal(col, row, size = 1) {
     const { left, top, right, bottom } = this.frame;

@@ -208,7 +208,6 @@ export class MapView extends PageView {
  * A part of the map in tokens, from one in units.
  * @param {Rectangle} frame
  * @param {Layer} layer
- * @returns {Rectangle}
  */
 function tokensIn(frame, layer) {
   if (!layer.units) return frame;

@@ -203,7 +203,6 @@ export function strongestKeys(weights, most) {
 /**
  * The numbers of a layer.
  * @param {Layer} layer
- * @returns {Fact[]}
  */
 export function layerFacts(layer) {
   /** @type {Fact[]} */

@@ -39,7 +39,6 @@ const MOST_FITTED = 512 * 512; // cells that a scale is fitted to: all of a map'
  * @param {Rectangle} frame
  * @param {string} reduce
  * @param {number} without
- * @param {number} [most]
  */
 export function fitTop(drawn, frame, reduce, without, most = 1) {
   /** @type {number[]} */

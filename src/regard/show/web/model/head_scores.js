@@ -77,7 +77,6 @@ function total(items, number) {
  * @param {HeadMap} head
  * @param {ArrayLike<number>} ids of the text
  * @param {Pause} pause
- * @returns {Promise<{ scores: Record<string, Score>, sink_key: number | null }>}
  */
 export async function headScores(head, ids, pause) {
   const copies = earlierCopies(ids);

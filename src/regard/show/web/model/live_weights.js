@@ -154,7 +154,6 @@ export class LiveWeights extends SavedWeights {
    * What a run on a text left. A text of the file is read, once, when it is first asked for: several answers may wait
    * for it, so that none of them can stop it.
    * @param {number} text
-   * @returns {Promise<Reading>}
    */
   async reading(text) {
     return this.readings.get(text) ?? once(this.stored, text, () => this.readStored(text));
@@ -312,7 +311,6 @@ export class LiveWeights extends SavedWeights {
    * @param {number} text
    * @param {number} position
    * @param {number} token
-   * @returns {Promise<LogitParts>}
    */
   logitParts(text, position, token) {
     const key = `${text} ${position} ${token}`;

@@ -87,7 +87,6 @@ export class AttributionPanel {
 /**
  * A number with its sign.
  * @param {number} value
- * @param {number} [digits]
  */
 function signed(value, digits = 2) {
   return `${value > 0 ? "+" : ""}${number(value, digits)}`;

@@ -12,7 +12,6 @@ const NAME_HEIGHT = 14; // pixels from one name to the next
  * Round numbers from 0 or `low` to `high`, about `count` of them.
  * @param {number} low
  * @param {number} high
- * @param {number} [count]
  */
 export function ticks(low, high, count = 4) {
   const span = high - low || 1;

@@ -10,7 +10,6 @@ const NEAR = 14; // pixels from the pointer within which a curve is pointed at
  * The curve that is nearest to a point of a chart, and the place of its nearest value; null if none is near.
  * @param {ChartCurve[]} curves
  * @param {Point} point
- * @returns {{ curve: ChartCurve, at: number } | null}
  */
 export function nearestCurve(curves, point) {
   let best = { curve: /** @type {ChartCurve | null} */ (null), distance: NEAR };

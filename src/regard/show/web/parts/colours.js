@@ -48,9 +48,6 @@ function rgb(lightness, chroma, hue) {
 /**
  * The ramp of a theme: 256 colours as [r, g, b], and the same as pixels. That of signed numbers diverges from
  * its middle.
- * @param {ThemeName} [name]
- * @param {boolean} [signed]
- * @returns {Ramp}
  */
 export function ramp(name = theme(), signed = false) {
   const key = `${name} ${signed}`;
@@ -89,8 +86,6 @@ function diverging(name, step) {
 /**
  * A colour of the ramp for the style of an element or a canvas, t from 0 to 1.
  * @param {number} t
- * @param {ThemeName} [name]
- * @param {boolean} [signed]
  */
 export function css(t, name = theme(), signed = false) {
   return `rgb(${colourAt(t, name, signed).join(" ")})`;
@@ -101,7 +96,6 @@ export function css(t, name = theme(), signed = false) {
  * neither for null.
  * @param {ElementCSSInlineStyle["style"]} style
  * @param {number | null} t
- * @param {boolean} [signed]
  */
 export function colourCell(style, t, signed = false) {
   const inThemes = (/** @type {typeof css} */ of) =>
@@ -122,8 +116,6 @@ function colourAt(t, name, signed) {
 /**
  * The ink that reads best on a colour of the ramp, black or white: its contrast is at least 4.5:1.
  * @param {number} t
- * @param {ThemeName} [name]
- * @param {boolean} [signed]
  */
 export function inkOn(t, name = theme(), signed = false) {
   return luminance(colourAt(t, name, signed)) > GREY ? "#000000" : "#ffffff";

@@ -89,7 +89,6 @@ export function makeSwitch(words, act) {
  * An element of an SVG drawing.
  * @param {string} name
  * @param {Record<string, string | number>} attributes
- * @param {string} [text]
  */
 export function svgElement(name, attributes, text = "") {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -123,7 +122,6 @@ export function term(label, hint) {
  * @param {string} name
  * @param {Record<string, string>} options
  * @param {(value: string) => void} choose
- * @returns {Choice}
  */
 export function choice(legend, name, options, choose) {
   const words = choiceWords(name);
@@ -152,7 +150,6 @@ export function choice(legend, name, options, choose) {
 /**
  * Folds a menu with Escape, when its button takes the focus, and with a press elsewhere if it may.
  * @param {HTMLDetailsElement} menu
- * @param {() => boolean} [may]
  */
 export function foldAway(menu, may = () => true) {
   menu.addEventListener("keydown", (event) => {
@@ -196,7 +193,6 @@ function badgeWords({ certified, unplaced }) {
 /**
  * A certificate's badge: what was found of a layer, in a word, with the whole sentence as its title.
  * @param {{ certified: boolean, text: string, unplaced?: string | null }} evidence
- * @param {string} [words]
  */
 export function badge(evidence, words = badgeWords(evidence)) {
   const good = evidence.certified && !evidence.unplaced;

@@ -12,7 +12,6 @@ let dialog = null;
 /**
  * Opens the glossary; above the words, what one control does.
  * @param {string} [label] of the control, or a word
- * @param {string} [hint]
  */
 export function openGlossary(label = "", hint = GLOSSARY[label] ?? "") {
   dialog ??= makeDialog();

@@ -108,7 +108,6 @@ export function paintHead(canvas, { pictures }, layer, head) {
  * @param {HTMLCanvasElement} canvas
  * @param {Uint8Array} bytes
  * @param {ColourScale} scale
- * @param {ThemeName} [name]
  */
 export function paintThumb(canvas, bytes, scale, name = theme()) {
   const { pixels } = ramp(name, scale.signed);

@@ -79,7 +79,6 @@ export async function likelyTokens(app, text, position) {
 /**
  * @param {string} title
  * @param {HTMLElement} list
- * @param {string} [kind]
  */
 function titled(title, list, kind = "") {
   return element("div", { class: `likely ${kind}` }, element("h4", { text: title }), list);

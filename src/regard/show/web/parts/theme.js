@@ -21,10 +21,7 @@ export function setSurroundings(name) {
 
 const prefersDark = () => matchMedia("(prefers-color-scheme: dark)");
 
-/**
- * "light" or "dark", whatever it follows from.
- * @returns {ThemeName}
- */
+/** "light" or "dark", whatever it follows from. */
 export function theme() {
   // Forced colours are the system's, whatever was chosen here.
   const forced = matchMedia("(forced-colors: active)").matches;
@@ -71,7 +68,6 @@ function next(chosen) {
   return CHOICES[(CHOICES.indexOf(chosen) + 1) % CHOICES.length];
 }
 
-/** @returns {ThemeChoice} */
 function remembered() {
   try {
     const chosen = localStorage.getItem("regard-theme");

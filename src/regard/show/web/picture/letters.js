@@ -38,7 +38,6 @@ export function drawLetters(drawn, node) {
  * @param {Text} node
  * @param {number} index
  * @param {string} word
- * @returns {{ text: string, box: DOMRect }[]}
  */
 function linesOf(range, node, index, word) {
   const boxes = (/** @type {number} */ first, /** @type {number} */ end) => {

@@ -9,7 +9,6 @@ import { ramp } from "../parts/colours.js";
  * window says that the layout has changed, and that it is as before.
  * @template T
  * @param {() => T} work
- * @returns {T}
  */
 export function onPaper(work) {
   const { dataset, classList } = document.documentElement;

@@ -31,7 +31,6 @@ export function pixelsOf(canvas, { left, top, right, bottom }) {
  * The pixels as rectangles, by colour; neighbours of one colour share one. Null if they are too many.
  * @param {PixelImage} image
  * @param {CellPlaces} at
- * @returns {{ colour: Colour, rectangles: [number, number, number, number][] }[] | null}
  */
 export function cellPaths({ width, height, data }, { x, y, across, down }) {
   if (width * height > MOST_CELLS) return null;

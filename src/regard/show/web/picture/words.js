@@ -70,7 +70,6 @@ function textLine(app, text) {
  * The scores of a head; undefined if there are none soon.
  * @param {Source} source
  * @param {HeadPlace} place
- * @returns {Promise<HeadScores | undefined>}
  */
 async function scoresOf(source, { text, layer, head }) {
   /** @type {Promise<HeadScores[]>} */

@@ -20,7 +20,6 @@ export function sameCut(a, b) {
  * The cuts with this one, or without it if it is among them.
  * @param {Cut[]} cuts
  * @param {Cut} cut
- * @returns {Cut[]}
  */
 export function toggled(cuts, cut) {
   const others = cuts.filter((one) => !sameCut(one, cut));

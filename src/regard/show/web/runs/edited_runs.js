@@ -33,7 +33,6 @@ export class EditedRuns {
     return this.app.meta.texts[this.app.state.text].edited;
   }
 
-  /** @returns {Cut[]} */
   get cuts() {
     return this.edited?.cuts ?? [];
   }

@@ -20,10 +20,7 @@ export async function openWorkerPort() {
   }
 }
 
-/**
- * A worker that has said that it is ready. Its script stands in the file as a block.
- * @returns {Promise<Worker>}
- */
+/** A worker that has said that it is ready. Its script stands in the file as a block. */
 async function startWorker() {
   const script = document.getElementById("regard-worker");
   if (!script) throw new Error("The file holds no worker.");

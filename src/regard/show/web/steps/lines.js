@@ -59,7 +59,6 @@ export function bars(context, what) {
  * @param {number} low
  * @param {number} high
  * @param {string} text
- * @param {string} [kind]
  */
 export function bar(context, key, value, low, high, text, kind = "") {
   const row = entry(key.key, context.key(key.key), barLine(value, low, high, kind), text);
@@ -73,7 +72,6 @@ export function bar(context, key, value, low, high, text, kind = "") {
  * @param {number} value
  * @param {number} low
  * @param {number} high
- * @param {string} [kind]
  */
 export function barLine(value, low, high, kind = "") {
   const line = element("span", { class: `bar-line ${kind}`, "aria-hidden": "true" });

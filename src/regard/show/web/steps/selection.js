@@ -72,7 +72,6 @@ export function exampleSteps({ tokens, stages }, address, row) {
 /**
  * The stages of the small example to choose from, each head on its own, as [address, text].
  * @param {StageExample} example
- * @returns {string[][]}
  */
 export function stageOptions({ stages }) {
   return stages.flatMap(({ name, heads }, n) =>

@@ -11,7 +11,6 @@ import { allNumbers, reach, vector } from "./vectors.js";
 /**
  * Every step: {title, about, shape, body}.
  * @param {StepContext} context
- * @returns {StepEntry[]}
  */
 export function stepList(context) {
   const { work, example, app } = context;

@@ -10,7 +10,6 @@ export const LOOKS_UP = "induction"; // the label of heads that find what came a
 /**
  * The heads of the first text with that label; the head that the page opens on if there are none.
  * @param {App} app
- * @returns {Promise<HeadOfLayer[]>}
  */
 async function lookupHeads({ meta, headRows }) {
   const { layers } = meta.texts[0];

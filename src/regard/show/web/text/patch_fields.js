@@ -13,7 +13,6 @@ const SMALL = 128; // pixels to a side: smaller pictures show their own
  * @param {string[]} names of the tokens
  * @param {PatchLayout} layout
  * @param {PicturesMeta["images"]} images
- * @returns {Set<number>}
  */
 export function arrangePatches(spans, names, layout, images) {
   /** @type {Set<number>} */

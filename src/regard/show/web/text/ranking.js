@@ -49,8 +49,6 @@ export function quotedToken(tokens, token) {
  * @param {Ranking} ranking
  * @param {boolean} looking
  * @param {number} other a second token that is pointed at, or -1
- * @param {Quantity} [quantity]
- * @param {string} [predicted]
  */
 export function rankingLine(tokens, shaded, { best }, looking, other, quantity = PLAIN, predicted = "") {
   const own = quotedToken(tokens, shaded.token);
@@ -78,7 +76,6 @@ function verb({ shade }, looking) {
  * @param {Shaded} shaded
  * @param {Ranking} ranking
  * @param {boolean} looking
- * @param {Quantity} [quantity]
  */
 export function rankingNotes(tokens, { token, weights, from, without }, ranking, looking, quantity = PLAIN) {
   const { best, total, seen } = ranking;
@@ -114,7 +111,6 @@ const LEAST = 0.1; // of the strongest, below which an edge is not drawn
  * @param {Ranking} ranking
  * @param {Pick<Shaded, "token" | "top">} shaded
  * @param {number} [faintest] below which an edge is not drawn, even if all are as faint
- * @returns {{ token: number, strength: number }[]}
  */
 export function strongestEdges({ best }, { token, top }, faintest = 0) {
   const least = Math.max(faintest, LEAST * Math.abs(best[0]?.w ?? 0));

@@ -82,7 +82,6 @@ export function scopeName({ head, scope }, { stack, heads, key }, together = "me
  * @param {Pick<State, "secondHead" | "layer" | "head" | "scope">} state
  * @param {Layer[]} layers
  * @param {Layer} layer the first head's
- * @returns {{ layer: Layer, head: number } | null}
  */
 export function secondHead({ secondHead: address, head, scope }, layers, layer) {
   if (scope !== "head") return null;
@@ -106,7 +105,6 @@ function alike(layers, { stack, rows, cols }) {
  * @param {Layer[]} layers
  * @param {Layer} layer the first head's
  * @param {number} head
- * @returns {string[][]}
  */
 export function secondHeadOptions(layers, layer, head) {
   const heads = alike(layers, layer).flatMap(({ key, heads: numbers }) =>

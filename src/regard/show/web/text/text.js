@@ -363,7 +363,6 @@ export class TextView extends PageView {
  * @param {string} key
  * @param {number} current the token that the keyboard is at, or -1
  * @param {HTMLElement[]} spans
- * @returns {number | null}
  */
 function neighbour(key, current, spans) {
   const here = Math.max(0, current);

@@ -42,7 +42,6 @@ export class Tokenizer {
   /**
    * A text cut at its special tokens, which are given as ids.
    * @param {string} text
-   * @returns {(string | number)[]}
    */
   parts(text) {
     return text

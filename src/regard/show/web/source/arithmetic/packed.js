@@ -11,10 +11,7 @@ async function inflate(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/**
- * @param {string} text
- * @returns {Uint8Array<ArrayBuffer>}
- */
+/** @param {string} text */
 function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const binary = atob(text);
@@ -34,7 +31,6 @@ export async function unpackText(text) {
 /**
  * What a block of JSON holds.
  * @param {string} text
- * @returns {Promise<any>}
  */
 export async function unpackJson(text) {
   return JSON.parse(await unpackText(text));
@@ -46,7 +42,6 @@ export async function unpackJson(text) {
  * @param {string} name
  * @param {string} text
  * @param {PackedField[]} fields
- * @returns {Promise<Arrays>}
  */
 export async function unpackArrays(name, text, fields) {
   return unpack(name, await inflate(text), fields);
@@ -57,7 +52,6 @@ export async function unpackArrays(name, text, fields) {
  * @param {string} name
  * @param {Uint8Array} all
  * @param {PackedField[]} fields
- * @returns {Arrays}
  */
 export function unpack(name, all, fields) {
   /** @type {Record<string, ReturnType<typeof read>>} */
