@@ -15,7 +15,7 @@ from regard.recorder import Capture
 from tests.captures import captured
 from tests.sampling import share
 
-ARITHMETIC = {"products", "weigh", "rowSteps", "prepare"}
+ARITHMETIC = {"dotProducts", "weigh", "rowSteps", "prepare"}
 WORKER = "worker-src blob:"
 PLACE = "#layer=1&head=2&row=400&col=390"
 # Lists questions to the worker, their answers and frames, in order; the root element says what was answered.
@@ -106,7 +106,7 @@ def test_without_a_worker_the_page_computes_by_itself(
     page.locator("#tab-steps").click()
     expect(page.locator("#view-steps")).to_contain_text("700")
     assert page.workers == []
-    assert {"products", "weigh", "rowSteps"} <= functions()
+    assert {"dotProducts", "weigh", "rowSteps"} <= functions()
     if why != "no such thing":
         (problem,) = page.problems  # type: ignore[attr-defined]  # the console reports the refusal
         assert "Creating a worker" in problem

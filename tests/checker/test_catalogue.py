@@ -96,6 +96,8 @@ def folder_with(path, text, listed="looking-away"):
         ('fix = "look"', "fix = look", "Invalid value"),
         ("axis", "axes", "AttentionVariant has no field axes"),
         ('"later"', '"latter"', "causal: expected every, .* got 'latter'"),
+        ('"later"', '"later", sinks = "droped"', "sinks: expected joined, dropped, .* got 'droped'"),
+        ("axis = [0, 1]", "axis = 'last'", "axis: expected a number, got 'last'"),
         ("with =", "by =", "with"),
     ],
 )

@@ -54,7 +54,7 @@ test("the tiles of a difference are those of both heads, subtracted where they a
   const asked = [];
   const source = {
     atOnce: 4,
-    async tile(text, layer, head, z, i, j) {
+    async tile({ text, layer, head, z, i, j }) {
       asked.push([text, layer, head, z, i, j]);
       const mass = Float32Array.from([text === 0 ? 0.75 : 0.5, 0]);
       return { rows: 1, cols: 2, mass, max: Float32Array.from([1, -1]) };
@@ -63,7 +63,7 @@ test("the tiles of a difference are those of both heads, subtracted where they a
   const a = { text: 0, layer: "1", head: 2 };
   const b = { text: 1, layer: "0", head: 3 };
   const own = differenceSource(source, a, b);
-  const { mass, max } = await own.tile(0, "1", 2, 3, 4, 5, {});
+  const { mass, max } = await own.tile({ text: 0, layer: "1", head: 2, z: 3, i: 4, j: 5 });
   assert.deepEqual([...mass], [0.25, 0]);
   assert.deepEqual([...max], [0, -1]); // hidden in both
   assert.deepEqual(asked, [

@@ -4,7 +4,8 @@ import assert from "node:assert/strict";
 import { applySettings } from "../../src/regard/show/web/data/settings.js";
 
 export const TILE = 256; // as Python has it
-applySettings({ tile: TILE, thumb: 64, scores: [] });
+const measures = { secondary: ["sink", "local"], margin: 0.1, widening: 2, wide: 0.8, narrow: 0.4 };
+applySettings({ tile: TILE, thumb: 64, scores: [], measures });
 
 /**
  * Numbers from 0 to 1 that are the same at every run (mulberry32).

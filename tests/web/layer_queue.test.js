@@ -41,7 +41,7 @@ test("two layers are asked for at a time, and another choice changes what comes 
   const { queue, asked, told, answer } = held();
   queue.start(LAYERS, "3");
   assert.deepEqual(asked, ["3", "4"]);
-  queue.turnTo("0");
+  queue.chosen = "0";
   await answer("3");
   assert.deepEqual(asked, ["3", "4", "0"]);
   assert.deepEqual(told.at(-1), { done: 1, of: 6, stopped: false });

@@ -11,8 +11,8 @@ import {
   captureSummary,
   columnNumbers,
   gridSizes,
-  headBeside,
 } from "../../src/regard/show/web/map/thumbnails/thumbnail_grid.js";
+import { headBeside } from "../../src/regard/show/web/data/layers.js";
 import { near, numbers } from "./helpers.js";
 
 const cover = (complete = true, tile = {}) => ({ drawn: [{ tile }], complete });
@@ -22,10 +22,10 @@ test("colours hold still while they about fit", () => {
   fit.update("head 0", cover(), () => 0.5);
   assert.equal(fit.top, 0.5);
   fit.update("head 0", cover(), () => assert.fail("nothing changed"));
-  fit.refresh();
+  fit.asked = true;
   fit.update("head 0", cover(), () => 0.6);
   assert.equal(fit.top, 0.5);
-  fit.refresh();
+  fit.asked = true;
   fit.update("head 0", cover(), () => 0.7);
   assert.equal(fit.top, 0.7);
   fit.update("head 1", cover(), () => 0.75);
@@ -36,7 +36,7 @@ test("colours wait for tiles, and are fitted again once all are there", () => {
   const fit = new ColourFit();
   fit.update("head 0", cover(false, null), () => assert.fail("there is nothing to fit"));
   fit.update("head 0", cover(false), () => 0.5);
-  fit.refresh();
+  fit.asked = true;
   fit.update("head 0", cover(false), () => assert.fail("not all is there"));
   fit.update("head 0", cover(true), () => 0.55); // near, but the first was a guess
   assert.equal(fit.top, 0.55);

@@ -42,7 +42,7 @@ test("an answer that failed is asked for again", async () => {
 test("who may leave has a question of their own", async () => {
   const { source, asked } = made();
   const signal = new AbortController().signal;
-  const tile = () => source.tile(0, "1", 2, 0, 0, 0, { signal });
+  const tile = () => source.tile({ text: 0, layer: "1", head: 2, z: 0, i: 0, j: 0 }, signal);
   await Promise.all([tile(), tile()]);
   await tile();
   assert.equal(asked.length, 2);

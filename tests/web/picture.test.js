@@ -24,7 +24,7 @@ test("points are those of the picture, whatever moved and turned them", () => {
   drawing.rotate(Math.PI / 2);
   drawing.fillRect(0, 0, 4, 2);
   drawing.restore();
-  drawing.scale(2, 2);
+  drawing.transform([2, 0, 0, 2, 0, 0]);
   drawing.strokeRect(0, 0, 1, 1);
   const [fill, stroke] = drawing.lines;
   assert.match(fill, /d="M10 20L10 24L8 24L8 20Z"/); // (4, 2) turned to the right is (-2, 4)

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { percent } from "../../src/regard/show/web/data/format.js";
 import { nextChange, nextSentence } from "../../src/regard/show/web/parts/prediction_list.js";
-import { savedPrediction } from "../../src/regard/show/web/source/arithmetic/saved_weights.js";
+import { describePrediction } from "../../src/regard/show/web/source/arithmetic/saved_weights.js";
 
 const arrays = {
   ids: Uint32Array.of(4, 17, 99),
@@ -14,9 +14,10 @@ const arrays = {
   ranks: Uint32Array.of(2, 0),
 };
 const words = [" the", " cat", "."];
+const likely = (n) => ({ id: arrays.ids[arrays.places[n]], token: words[arrays.places[n]] });
 
 test("a position has its tokens, and the one that follows", () => {
-  const found = savedPrediction(arrays, words, ["a", " cat", "b"], 0);
+  const found = describePrediction(arrays, likely, ["a", " cat", "b"], 0);
   assert.deepEqual(found.likeliest, [
     { id: 4, token: " the", probability: 0.5 },
     { id: 17, token: " cat", probability: 0.25 },
@@ -27,9 +28,9 @@ test("a position has its tokens, and the one that follows", () => {
 });
 
 test("nothing follows padding or the last token", () => {
-  assert.equal(savedPrediction(arrays, words, ["a", "b", "c"], 1).next, null);
-  assert.equal(savedPrediction(arrays, words, ["a", "b", "c"], 2).next, null);
-  assert.equal(savedPrediction(arrays, words, null, 0).next.token, null);
+  assert.equal(describePrediction(arrays, likely, ["a", "b", "c"], 1).next, null);
+  assert.equal(describePrediction(arrays, likely, ["a", "b", "c"], 2).next, null);
+  assert.equal(describePrediction(arrays, likely, null, 0).next.token, null);
 });
 
 test("a probability has as many digits as it needs", () => {

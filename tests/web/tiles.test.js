@@ -13,7 +13,7 @@ function source(atOnce = 4) {
   return {
     atOnce,
     asked,
-    tile(text, layer, head, z, i, j, { signal } = {}) {
+    tile({ text, layer, head, z, i, j }, signal) {
       return new Promise((done, failed) => {
         const question = { text, layer, head, z, i, j, done, failed };
         asked.push(question);

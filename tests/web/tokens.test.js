@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bytes, exact, number, share, some, weight } from "../../src/regard/show/web/data/format.js";
+import { bytes, exact, number, some } from "../../src/regard/show/web/data/format.js";
 import { settings } from "../../src/regard/show/web/data/settings.js";
 import {
   axisOf,
@@ -70,8 +70,6 @@ test("weights keep four digits that count", () => {
   assert.equal(exact(1 / 3), "0.3333");
   assert.equal(exact(0.00012345), "0.0001234");
   assert.equal(exact(0.000012345), "≈0");
-  assert.equal(weight(null), "–");
-  assert.equal(weight(NaN), "–");
 });
 
 test("numbers have a real minus sign, and nothing has a minus before zero", () => {
@@ -80,8 +78,6 @@ test("numbers have a real minus sign, and nothing has a minus before zero", () =
   assert.equal(number(-Infinity), "−∞");
   assert.equal(number(0.0001), "≈0");
   assert.equal(number(undefined), "–");
-  assert.equal(share(-0.001), "0.00");
-  assert.equal(share(0.996), "1.0");
 });
 
 test("sizes and counts", () => {

@@ -3,7 +3,7 @@
 A mistake is a file of the folder `mistakes`, and `themes.toml` has their order. Its forms are the fields of a
 variant of the oracle that each of them changes, `changes = [{ normalise = "twice" }]`. A list of values
 stands for one form each, and several lists for every combination. Where a field is a function or None, the
-file has a word of `WORDS` for it.
+file has a word of `WORDS` for it; other words are those of the field's `Literal`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import difflib
 import itertools
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -86,22 +86,26 @@ WORDS: dict[str, dict[str, Any]] = {
 def _read_changes(
     forms: list[dict[str, Any]], variant: type[AttentionVariant | CacheVariant]
 ) -> tuple[dict[str, Any], ...]:
-    """Return the fields of `variant` that each form changes; ValueError says which one it does not have."""
+    """Return the fields of `variant` that each form changes; ValueError names a wrong field or word."""
+    types = get_type_hints(variant)
+    literals = {name: get_args(hint) for name, hint in types.items() if get_origin(hint) is Literal}
+    words = {name: {word: word for word in choices} for name, choices in literals.items()} | WORDS
     changes = []
     for form in forms:
-        if unknown := sorted(form.keys() - {f.name for f in fields(variant)}):
+        if unknown := sorted(form.keys() - types.keys()):
             raise ValueError(f"changes: {variant.__name__} has no field {', '.join(unknown)}")
         alternatives = [value if isinstance(value, list) else [value] for value in form.values()]
         for values in itertools.product(*alternatives):
             pairs = zip(form, values, strict=True)
-            changes.append({name: _read_value(name, value) for name, value in pairs})
+            changes.append({name: _read_value(name, value, words.get(name)) for name, value in pairs})
     return tuple(changes)
 
 
-def _read_value(name: str, value: Any) -> Any:
-    if isinstance(value, str) and (words := WORDS.get(name)) is not None:
-        if value not in words:
-            raise ValueError(f"changes: {name}: expected {', '.join(words)}, got {value!r}")
+def _read_value(name: str, value: Any, words: dict[str, Any] | None) -> Any:
+    if isinstance(value, str):
+        if words is None or value not in words:
+            expected = "a number" if words is None else ", ".join(words)
+            raise ValueError(f"changes: {name}: expected {expected}, got {value!r}")
         return words[value]
     return tuple(value) if isinstance(value, list) else value
 

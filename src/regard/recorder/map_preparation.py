@@ -23,6 +23,7 @@ from regard.attention.masks.identity import freeze_function, identify
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import kv_slots
+from regard.support.torch_internals import any_autocast_enabled
 
 
 class ScoreSettings:
@@ -144,7 +145,7 @@ class MaskCopies:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a block in which tensors keep the dtypes that they have."""
-    if not torch.is_autocast_enabled(device.type):
+    if not any_autocast_enabled() or not torch.is_autocast_enabled(device.type):
         return nullcontext()  # a block of autocast costs more than most operations in it
     return torch.autocast(device.type, enabled=False)
 
@@ -155,9 +156,8 @@ def without_gradients() -> AbstractContextManager[Any]:
 
 
 def own_memory(x: Tensor) -> Tensor:
-    """Return a copy of x, no larger than the numbers that it holds."""
+    """Return a copy of x, no larger than the numbers that it holds; gradients have to be off."""
     once = x if 0 not in x.stride() else _without_repeats(x)
-    once = once.detach() if once.requires_grad else once
     # A GPU takes three times as long to lay heads out one after another as to copy them as they lie.
     layout = torch.preserve_format if x.is_cuda else torch.contiguous_format
     if not torch.is_inference_mode_enabled():
@@ -165,7 +165,7 @@ def own_memory(x: Tensor) -> Tensor:
     else:
         with torch.inference_mode(False):  # so that writes to the capture's own tensors are counted
             own = once.clone(memory_format=layout)
-    return own if own.shape == x.shape else own.expand(x.shape)
+    return own if once is x else own.expand(x.shape)
 
 
 def _without_repeats(x: Tensor) -> Tensor:
@@ -180,9 +180,13 @@ def copy_if_written(x: Tensor) -> Tensor:
 
 def mask_write_counts(mask: Mask) -> tuple[int | None, ...]:
     """Return `write_count` of each tensor that a mask holds."""
-    values = vars(mask).values()
-    inner = (count for value in values if isinstance(value, Mask) for count in mask_write_counts(value))
-    return (*inner, *(write_count(value) for value in values if isinstance(value, Tensor)))
+    counts: list[int | None] = []
+    for value in vars(mask).values():
+        if isinstance(value, Mask):
+            counts += mask_write_counts(value)
+        elif isinstance(value, Tensor):
+            counts.append(write_count(value))
+    return tuple(counts)
 
 
 def write_count(x: Tensor) -> int | None:

@@ -21,7 +21,9 @@ MAX_TEXT = 1 << 26
 
 def is_dtensor(x: object) -> bool:
     """Whether this is a tensor that is spread over processes, without importing what defines them."""
-    return any(kind.__name__ == "DTensor" for kind in type(x).__mro__) and isinstance(x, Tensor)
+    if type(x) is Tensor or not isinstance(x, Tensor):  # nearly always, and attention calls ask
+        return False
+    return any(kind.__name__ == "DTensor" for kind in type(x).__mro__)
 
 
 def is_distributed() -> bool:

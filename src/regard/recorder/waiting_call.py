@@ -149,10 +149,10 @@ class WaitingCalls:
 
 def _own_tensors(x: AttentionCall | Recurrence, names: Sequence[str], rows: Tensor) -> dict[str, Any]:
     """Return copies of the tensors of a call, those of `COMPARED` at these rows only."""
-    tensors = {name: tensor for name in names if isinstance(tensor := getattr(x, name), Tensor)}
     return {
         name: own_memory(at_rows(tensor, rows) if name in COMPARED else tensor)
-        for name, tensor in tensors.items()
+        for name in names
+        if isinstance(tensor := getattr(x, name), Tensor)
     }
 
 

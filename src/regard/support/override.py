@@ -151,17 +151,17 @@ class MethodWrappers:
             undo.enter_context(_override.opened())
             for key in self._wrappers:
                 _intercept(self._objects[key[0]], key[1])
+            undo.callback(self._remove_observers)
             for key, observer in self._observers:
                 _observers.setdefault(key, []).append(observer)
-                undo.callback(_remove_observer, key, observer)
             undo.enter_context(_active.added(self._wrappers))
             yield
 
-
-def _remove_observer(key: _Key, observer: Callable[[], None]) -> None:
-    observers = _observers[key] = [x for x in _observers[key] if x is not observer]
-    if not observers:
-        del _observers[key]
+    def _remove_observers(self) -> None:
+        for key, observer in self._observers:
+            _observers[key] = [x for x in _observers.get(key, ()) if x is not observer]
+            if not _observers[key]:
+                del _observers[key]
 
 
 def _intercept(obj: Any, name: str) -> None:

@@ -43,6 +43,8 @@ cudnn_sdp_enabled = torch._C._get_cudnn_sdp_enabled
 sdp_priority_order = torch._C._get_sdp_priority_order
 """The order in which PyTorch tries kernels. If gone: leave it out; `sdpa_kernel(…, set_priority=True)` alone
 changes it."""
+any_autocast_enabled = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for some kind of device. If gone: `torch.is_autocast_enabled` of each tensor's."""
 deterministic_algorithms = torch._C._get_deterministic_algorithms
 """Whether algorithms have to be deterministic. If gone: `torch.are_deterministic_algorithms_enabled`."""
 tracing_state = torch._C._get_tracing_state

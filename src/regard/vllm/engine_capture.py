@@ -8,6 +8,7 @@ layer's implementation, and the `build` of the metadata, which says which rows b
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -28,6 +29,7 @@ from regard.recorder.placement import Placement, ShardId
 from regard.recorder.result import Capture
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.storage.shard_folder import save_shard
+from regard.support.override import SharedOverride
 from regard.vllm.attention_settings import (
     AttentionSettings,
     UnsupportedLayerError,
@@ -146,14 +148,16 @@ class EngineCapture:
 
     def attach(self) -> None:
         """Begin to watch."""
+        override = SharedOverride()
         with ExitStack() as undo:
+            undo.enter_context(override.opened())
             for group in (group for groups in self.runner.attn_groups for group in groups):
                 for builder in group.metadata_builders:
-                    undo.callback(_cover(builder, "build", self._build))
+                    override.replace(builder, "build", _wrap_in(self._build))
                     if getattr(builder, "supports_update_block_table", False):
-                        undo.callback(_cover(builder, "update_block_table", self._update_block_table))
+                        override.replace(builder, "update_block_table", _wrap_in(self._update_block_table))
             for name, layer in self.watched.items():
-                undo.callback(_cover(layer.module.impl, "forward", self._forward, name))
+                override.replace(layer.module.impl, "forward", _wrap_in(self._forward, name))
             self._undo = undo.pop_all()
 
     def detach(self) -> None:
@@ -433,18 +437,6 @@ def attention_call(
     return AttentionCall(q, k, v, out, None, settings.mask, settings.scale, settings.softcap, settings.sinks)
 
 
-def _cover(thing: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> Callable[[], None]:
-    """Cover a method of one object by `wrapper(*args, method, …)`; return what uncovers it."""
-    method = getattr(thing, name)
-
-    def covered(*inputs: Any, **options: Any) -> Any:
-        return wrapper(*args, method, *inputs, **options)
-
-    setattr(thing, name, covered)
-
-    def uncover() -> None:
-        # What somebody else has put there since stays.
-        if vars(thing).get(name) is covered:
-            delattr(thing, name)
-
-    return uncover
+def _wrap_in(wrapper: Callable[..., Any], *args: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a function that wraps a method: calls of it become `wrapper(*args, method, …)`."""
+    return functools.partial(functools.partial, wrapper, *args)

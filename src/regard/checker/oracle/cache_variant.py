@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,26 +18,41 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Rule, past
 from regard.checker.oracle.wiring import Wiring
 
-POSITIONS: dict[str, Callable[[int], int]] = {
+Position = Literal["right", "restart", "behind", "ahead"]
+POSITIONS: dict[Position, Callable[[int], int]] = {
     "right": lambda start: start,
     "restart": lambda start: 0,
     "behind": lambda start: max(start - 1, 0),
     "ahead": lambda start: start + 1 if start else 0,
 }
+SlotsRead = Literal[
+    "written",
+    "all",
+    "none",
+    "before",  # those before the new keys
+    "one more",
+    "last piece",
+    "not the first",
+    "not the last",
+    "not the last of a piece",
+    "not the new",
+]
 
 
 @dataclass(frozen=True)
 class CacheVariant:
-    """The decisions of one implementation of a cache."""
+    """The decisions of one implementation of a cache. The first word of every `Literal` is the right one."""
 
-    write: str = "start"  # the slot of the first new key: "start", "zero", "next" or "previous"
-    read: str = "written"  # which slots are read: see `_read`
-    new: str = "slots"  # where the new keys come from: "slots", "appended" after the slots, or "in front"
+    write: Literal["start", "zero", "next", "previous"] = "start"  # the slot of the first new key
+    read: SlotsRead = "written"
+    # Where the new keys come from: the slots, or beside them.
+    new: Literal["slots", "appended", "in front"] = "slots"
     causal: Rule = past
     first_causal: Rule = past  # of the first piece, which has no cache
-    query_positions: str = "right"  # a key of POSITIONS
-    key_positions: str = "right"
-    rotated_again: str = ""  # "read": keys are rotated again when read; "stored": and kept; "cached": the old
+    query_positions: Position = "right"
+    key_positions: Position = "right"
+    # "read": keys are rotated again when read; "stored": and kept; "cached": the old ones alone.
+    rotated_again: Literal["", "read", "stored", "cached", "cached, stored"] = ""
     cached: tuple[int, int] = (1, 2)  # which of (query, key, value, zeros) is cached as key and as value
     swapped: bool = False  # whether each step takes the cached keys for values, and the values for keys
     slots: int = 0  # the length of the cache, at least
@@ -98,7 +114,7 @@ class CacheVariant:
         """
         start = sum(sizes)
         end = start + new.shape[2]
-        whole = {
+        whole: dict[SlotsRead, Tensor] = {
             "all": slots,
             "one more": slots[:, :, : end + 1 if start else end],
             "not the new": before[:, :, :start] if start else new,
@@ -109,16 +125,18 @@ class CacheVariant:
             return torch.cat([new, *reversed(torch.split(before[:, :, :start], list(sizes), 2))], 2)
         if self.new != "appended" and self.read == "written":
             return slots[:, :, :end]
-        cached = {
+        cached = slots[:, :, :start]
+        pieces = torch.split(cached, list(sizes), 2) if sizes else (cached,)
+        kept: dict[SlotsRead, Tensor] = {
+            "written": cached,
             "none": slots[:, :, :0],
             "before": before[:, :, :start],
             "last piece": before[:, :, start - sizes[-1] if sizes else 0 : start],
             "not the first": slots[:, :, 1:start],
             "not the last": slots[:, :, : max(start - 1, 0)],
-        }.get(self.read, slots[:, :, :start])
-        if self.read == "not the last of a piece" and sizes:
-            cached = torch.cat([piece[:, :, :-1] for piece in torch.split(cached, list(sizes), 2)], 2)
-        return torch.cat([cached, new], 2)
+            "not the last of a piece": torch.cat([piece[:, :, :-1] for piece in pieces], 2),
+        }
+        return torch.cat([kept[self.read], new], 2)
 
     def _attend(
         self, piece: Question, wiring: Wiring, projected: tuple[Tensor, Tensor, Tensor], *, first: bool

@@ -4,10 +4,7 @@ The inputs are (B, H, T, D) for functions on split heads and (B, T, C) for code 
 In a mask True means visible, whatever convention the code under test follows: `subject` translates.
 
 Batches whose items have lengths of their own, as packed and paged kernels take them, are answered one by one.
-The keys that an item reads beyond its own are a mistake, which `reach` names: "all" (the whole cache), "page"
-(to the end of its last page), "next" (the first key of the next item), "next, beside the mask" (the same,
-while the mask counts only its own keys), "previous" (the last key of the previous item) or "short" (its own
-last key is missing).
+The keys that an item reads beyond its own are a mistake, which `Reach` names.
 """
 
 from __future__ import annotations
@@ -15,12 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
+
+Reach = Literal[
+    "own",
+    "all",  # the whole cache
+    "page",  # to the end of its last page
+    "next",  # the first key of the next item
+    "next, beside the mask",  # the same, while the mask counts only its own keys
+    "previous",  # the last key of the previous item
+    "short",  # its own last key is missing
+]
 
 
 class Answer(NamedTuple):
@@ -125,7 +132,7 @@ class Question:
 
 
 def answer_items(
-    question: Question, answer: Callable[[Question], Answer], reach: str = "own", *, together: bool = False
+    question: Question, answer: Callable[[Question], Answer], reach: Reach = "own", *, together: bool = False
 ) -> Answer:
     """Answer every item of a batch alone, in its own length; rows beyond it are free.
 
@@ -139,7 +146,7 @@ def answer_items(
     return _pad(parts, question)
 
 
-def _item(question: Question, b: int, reach: str) -> Question:
+def _item(question: Question, b: int, reach: Reach) -> Question:
     """Return the question of one item, with the keys that it reads."""
     T, S = (n[b] for n in question.all_lengths())
     q = question.q[b : b + 1, :, :T]
@@ -148,7 +155,7 @@ def _item(question: Question, b: int, reach: str) -> Question:
     return replace(question, q=q, k=k, v=v, lengths=None, layout="", surplus=surplus)
 
 
-def _keys(x: Tensor, question: Question, b: int, S: int, reach: str) -> Tensor:
+def _keys(x: Tensor, question: Question, b: int, S: int, reach: Reach) -> Tensor:
     """Return the keys or values (1, G, S, D) that item b reads."""
     own = x[b : b + 1, :, :S]
     if reach == "all":

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.checker.oracle.question import Answer, Question, answer_items
-from regard.checker.oracle.wiring import Rotation, Wiring
+from regard.checker.oracle.question import Answer, Question, Reach, answer_items
+from regard.checker.oracle.wiring import Rotation, Split, Wiring
 
 
 class CaseSizes(NamedTuple):
@@ -31,15 +31,45 @@ class CaseSizes(NamedTuple):
     C: int
 
 
-RAGGED_LAYOUTS = (
-    "packed",
-    "paged",
-    "paged or not",
-    "cache",
-)  # in which the items of a batch have lengths of their own
+# The layouts in which the items of a batch have lengths of their own.
+RAGGED_LAYOUTS = ("packed", "paged", "paged or not", "cache")
 Projected = tuple[Tensor, Tensor, Tensor]
 Rule = Callable[[Tensor, Tensor, CaseSizes], Tensor]
 Scale = Callable[[CaseSizes], float]
+SinkLogits = Literal[
+    "joined",  # every head has its own
+    "dropped",
+    "twice",
+    "of the group",
+    "of the group, tiled",
+    "of the next head",
+    "of the previous head",
+    "of the first head",
+]
+Masking = Literal[
+    "fill",  # hidden scores become `fill`
+    "scaled",  # as "fill", but a bias of the question is scaled with the scores
+    "add fill",  # `fill` is added to them
+    "add",  # 1 is added to the visible scores
+    "add hidden",  # and here to the hidden ones
+    "multiply",  # hidden scores become 0
+    "nan",  # 0 · −∞ is added to the visible scores
+    "after",  # the weights are masked, not the scores
+]
+Normalisation = Literal[
+    "softmax",
+    "exp",  # subtracts no maximum
+    "none",
+    "log",  # the logarithm of a softmax
+    "twice",  # a softmax of the softmax
+    "scaled",  # the weights are multiplied by the scale
+    "not divided",  # leaves out the sum
+    "renormalise",  # goes with masking "after"
+    "mean",  # of the softmax of every block
+    "stale",  # in blocks; neither the output nor the sum is rescaled for a new maximum
+    "stale output",
+    "stale sum",
+]
 
 
 def past(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
@@ -59,62 +89,53 @@ def _known(rotate: Callable[[Tensor, int], Tensor]) -> Rotation:
     return rotate
 
 
-def _without_sign(rotation: Rotation) -> Callable[[Tensor, int], Tensor]:
-    """Return a rotation in which (a, b) becomes (a cos + b sin, b cos + a sin): a mistake."""
-    back = replace(rotation, frequencies=-rotation.frequencies)
-    n = len(rotation.frequencies)
-
-    def turn(x: Tensor, start: int) -> Tensor:
-        second = torch.arange(x.shape[-1], device=x.device)
-        second = (second % 2 == 1) if rotation.pairing == "interleaved" else (second >= n)
-        flipped = torch.where(second, -x, x)
-        # The sum of a rotation and its inverse has the cosines alone, and their difference the sines.
-        cosines = rotation(x, start) + back(x, start)
-        sines = rotation(flipped, start) - back(flipped, start)
-        turned = (cosines + sines) / 2
-        return torch.cat([turned[..., : 2 * n], x[..., 2 * n :]], -1)
-
-    return turn
-
-
 @dataclass(frozen=True)
 class AttentionVariant:
-    """The decisions of one implementation of attention."""
+    """The decisions of one implementation of attention.
+
+    The first word of every `Literal` is the right decision. The catalogue refuses a word that is not there.
+    """
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
-    split: str = "transpose"  # or "view", "fused view" (without a transpose), "interleave" (by channel)
-    merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
-    normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
-    rotated: str = "qk"  # which of q, k and v get rotary positions
-    rotation: str = "right"  # or "mixed", "unsigned", "opposite": see `_rewired`
-    groups: str = "interleave"  # or "tile"
+    split: Split = "transpose"
+    # "interleave" merges channel by channel, "first head" takes its output for all of them.
+    merge: Literal["transpose", "view", "interleave", "first head"] = "transpose"
+    normalised: Literal["qk", "q", "k", "kq"] = "qk"  # which get their norm; "kq" gives each the other's
+    rotated: Literal["qk", "q", "k", "v", "qkv"] = "qk"  # which of q, k and v get rotary positions
+    rotation: Literal["right", "mixed", "unsigned", "opposite"] = "right"  # see `_rewired`
+    groups: Literal["interleave", "tile"] = "interleave"
     scale: Scale = root
     causal: Rule = past
     always_causal: bool = False  # causal even if the code's own argument says that it should not be
-    mask_argument: str = "as given"  # or "inverted", "ignored", "transposed", or as in `_exchanged`
-    # Or "inverted", "ignored", "queries" (padded queries are hidden, not keys), or as in `_exchanged`.
-    padding: str = "as given"
-    joined: str = "all"  # masks must allow a key for it to be visible; or "any" of them
+    # "first item" and "tiled": see `_exchanged`.
+    mask_argument: Literal["as given", "inverted", "ignored", "transposed", "first item", "tiled"] = (
+        "as given"
+    )
+    # "queries": padded queries are hidden, not keys.
+    padding: Literal["as given", "inverted", "ignored", "queries", "first item", "tiled"] = "as given"
+    joined: Literal["all", "any"] = "all"  # how many of the masks must allow a key for it to be visible
     window: int | None = 0  # how many keys too many are visible; None ignores the window
-    ahead: str = "as given"  # or "ignored", "zero", "one more", "one less": later keys that a window shows
-    softcap: str = "before"  # or "after" the mask, "dropped", "dropped in pages", or "not multiplied"
-    sinks: str = "joined"  # or "dropped", "twice", or whose logit each head takes: see `_sink_column`
-    masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
+    # Of the later keys that a window shows.
+    ahead: Literal["as given", "ignored", "zero", "one more", "one less"] = "as given"
+    # "before" or "after" the mask; "not multiplied" leaves out the factor before the tanh.
+    softcap: Literal["before", "after", "dropped", "dropped in pages", "not multiplied"] = "before"
+    sinks: SinkLogits = "joined"
+    masking: Masking = "fill"
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
-    normalise: str = "softmax"  # see `_normalise`
-    bias: str = "added"  # or "subtracted", "scaled" with the scores: the biases that the module holds
+    normalise: Normalisation = "softmax"
+    bias: Literal["added", "subtracted", "scaled"] = "added"  # those of the module; "scaled" with the scores
     block: int = 0  # how many keys are in a block, for a softmax that is computed block by block
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
-    batch: str = "separate"  # or "together": one long sequence
-    reach: str = "own"  # which keys of a ragged batch are read: see `regard.checker.oracle.question`
+    batch: Literal["separate", "together"] = "separate"  # "together": one long sequence
+    reach: Reach = "own"  # which keys of a ragged batch are read
     chunk: int | None = None  # keys worked on at a time, if `question.splits` does not say
-    stale: str = ""  # "k", "v" or "kv": what is left over from the previous chunk
+    stale: Literal["", "k", "v", "kv"] = ""  # what is left over from the previous chunk
     merge_base: float = 1.0  # the logarithm that merges chunks, in units of the one that they are in
-    out: str = "project"  # or "skip"
-    detach: str = ""  # "weights": no gradient through them
+    out: Literal["project", "skip"] = "project"
+    detach: Literal["", "weights"] = ""  # "weights": no gradient through them
 
     def answer(self, question: Question, wiring: Wiring, projected: Projected | None = None) -> Answer:
         """Run this variant on a question, in the question's dtype.
@@ -122,7 +143,7 @@ class AttentionVariant:
         `projected` is the result of `wiring.project`, if the caller already has it.
         """
         # In a ragged batch the padding is what lies beyond an item's length.
-        reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
+        reach: Reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
         together, across = self.batch == "together", self.axis == 0
         alone = reach != "own" or together or across
         if question.lengths is not None or (question.layout in RAGGED_LAYOUTS and alone):
@@ -131,99 +152,113 @@ class AttentionVariant:
 
     def _answer(self, question: Question, wiring: Wiring, projected: Projected | None = None) -> Answer:
         """Run this variant on a question whose items are of equal length."""
-        # Project, split and position.
+        q, k, v = self._project(question, wiring, projected)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
+        B, H, T, D = q.shape
+        n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)
+        # How many keys are worked on at a time; None if all of them.
+        chunk = self.chunk if question.splits is None else -(-n.S // question.splits)
+        k, v = self._spread(k, v, n, chunk)  # (B, H, S, D), (B, H, S, E)
+        together = self.batch == "together" and question.layout not in RAGGED_LAYOUTS
+        if together:
+            q, k, v = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (q, k, v))  # (1, H, B·T, D)
+            n = n._replace(B=1, T=q.shape[2], S=k.shape[2])
+
+        scores = self._score(q, k, question, wiring, n)  # (B, H, T, S)
+        allowed = self._allowed(question, n, q.device)
+        masked = scores if allowed is None else self._mask_scores(scores, allowed)
+        if self.softcap == "after" and question.softcap is not None:
+            masked = question.softcap * torch.tanh(masked / question.softcap)
+        sinks = wiring.sinks if question.sinks is None else question.sinks
+        weights = self._weigh(masked, allowed, self._sink_columns(sinks, n), n, chunk)
+        mixed = weights @ v  # (B, H, T, E)
+
+        # Rows without a visible key are free; 0 · inf makes every row NaN, which is what shows this mistake.
+        free = None if allowed is None or self.masking == "nan" else (~allowed).all(-1, keepdim=True)
+        free = None if free is None else free.expand(*mixed.shape[:-1], 1)
+        if together:  # back to one sequence per item
+            mixed = mixed.view(H, B, T, -1).transpose(0, 1)
+            free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
+        mixed = self._reorder(mixed)
+        output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
+        return Answer(output, free=free) if together else Answer(output, weights, masked.logsumexp(-1), free)
+
+    def _project(self, question: Question, wiring: Wiring, projected: Projected | None) -> Projected:
+        """Return queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E), with their positions."""
         if self.layers != (0, 1, 2):
             layers = (wiring.query, wiring.key, wiring.value)
             query, key, value = (layers[role] for role in self.layers)
             # What was projected before has gone through the right layers.
             wiring, projected = replace(wiring, query=query, key=key, value=value), None
         projected = projected or wiring.project(question, split=self.split)
-        q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
+        q, k, v = (projected[role] for role in self.roles)
         q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
         if self.rotation == "opposite" and wiring.rotate is not None:
             known = _known(wiring.rotate)
             # They were turned by θ above, and so end at −θ.
             k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
-        B, H, T, D = q.shape
-        n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)
-        if n.G < H:
-            tiled, times = self.groups == "tile", H // n.G
+        return q, k, v
+
+    def _spread(self, k: Tensor, v: Tensor, n: CaseSizes, chunk: int | None) -> tuple[Tensor, Tensor]:
+        """Return the keys and values that each query head reads, (B, H, S, D) and (B, H, S, E)."""
+        if n.G < n.H:
+            tiled, times = self.groups == "tile", n.H // n.G
             k, v = (x.repeat(1, times, 1, 1) if tiled else x.repeat_interleave(times, 1) for x in (k, v))
-        # How many keys are worked on at a time; None if all of them.
-        chunk = self.chunk if question.splits is None else -(-n.S // question.splits)
         if chunk is not None and self.stale:
             # The key in the same place of the previous chunk; the first chunk keeps its own.
             keys = torch.arange(k.shape[2])
             late = torch.where(keys >= chunk, keys - chunk, keys)
             k, v = (x[:, :, late] if role in self.stale else x for x, role in ((k, "k"), (v, "v")))
-        if self.batch == "together" and question.layout not in RAGGED_LAYOUTS:
-            q, k, v = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (q, k, v))  # (1, H, B·T, D)
-            n = n._replace(B=1, T=q.shape[2], S=k.shape[2])
+        return k, v
 
-        # Scores, mask and softmax.
+    def _score(self, q: Tensor, k: Tensor, question: Question, wiring: Wiring, n: CaseSizes) -> Tensor:
+        """Return the scores (B, H, T, S): scaled, capped and with their biases, before the mask."""
         # A declared scale holds unless the mistake is one of the scale.
         scale = wiring.scale if wiring.scale is not None and self.scale is root else self.scale(n)
-        scaled = (q @ k.mT) * scale  # (B, H, T, S)
-        allowed = self._allowed(question, n, q.device)
-        if question.softcap is not None and (
-            self.softcap == "before" or (self.softcap == "dropped in pages" and question.page is None)
-        ):
-            scaled = question.softcap * torch.tanh(scaled / question.softcap)
-        elif self.softcap == "not multiplied" and question.softcap is not None:
-            scaled = torch.tanh(scaled / question.softcap)
+        scores = (q @ k.mT) * scale  # (B, H, T, S)
+        if (cap := question.softcap) is not None:
+            if self.softcap == "before" or (self.softcap == "dropped in pages" and question.page is None):
+                scores = cap * torch.tanh(scores / cap)
+            elif self.softcap == "not multiplied":
+                scores = torch.tanh(scores / cap)
         if wiring.bias is not None:
             factor = {"added": 1.0, "subtracted": -1.0, "scaled": scale}[self.bias]
-            scaled = scaled + factor * wiring.bias(H, n.T, n.S).to(scaled)
+            scores = scores + factor * wiring.bias(n.H, n.T, n.S).to(scores)
         if question.rule is not None:  # which may be ALiBi
             size = (n.B, n.H, n.T, n.S)
             added = question.rule.bias(range(n.T), range(n.S), size, device=q.device)
-            scaled = scaled if added is None else scaled + added.to(scaled)
-        masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
-        if self.masking == "scaled" and question.bias is not None:
-            masked = scaled + question.bias.to(scaled) * scale
-        if allowed is not None:
-            masked = self._mask_scores(masked, allowed, scale)
-        if self.softcap == "after" and question.softcap is not None:
-            masked = question.softcap * torch.tanh(masked / question.softcap)
-        sinks = wiring.sinks if question.sinks is None else question.sinks
-        lse: Tensor | None = torch.logsumexp(masked, -1)
-        # NaN from a row without a visible key would reach the gradients of the others.
-        free = None if allowed is None else (~allowed).all(-1, keepdim=True)
-        hides = self.masking == "fill" and self.fill == -torch.inf and self.axis == -1
-        empty = free if hides and free is not None and bool(free.any()) else None
-        masked = masked if empty is None else masked.masked_fill(empty, 0.0)
-        weights = self._normalise(masked, allowed, self._sink_columns(sinks, n), root(n))
+            scores = scores if added is None else scores + added.to(scores)
+        if question.bias is not None:
+            scores = scores + question.bias.to(scores) * (scale if self.masking == "scaled" else 1.0)
+        return scores
+
+    def _weigh(
+        self,
+        masked: Tensor,
+        allowed: Tensor | None,
+        sinks: Tensor | None,
+        n: CaseSizes,
+        chunk: int | None,
+    ) -> Tensor:
+        """Return the weights (B, H, T, S) of masked scores; `sinks` join the softmax."""
+        empty = None
+        if allowed is not None and self.masking == "fill" and self.fill == -torch.inf and self.axis == -1:
+            # NaN from a row without a visible key would reach the gradients of the others.
+            empty = (~allowed).all(-1, keepdim=True)
+            masked = masked.masked_fill(empty, 0.0)
+        weights = self._normalise(masked, allowed, sinks, root(n))
         weights = weights if empty is None else weights.masked_fill(empty, 0.0)
         if chunk is not None and self.merge_base != 1.0:
             weights = self._remerge(weights, masked, chunk)
-        if self.detach == "weights":
-            weights = weights.detach()
-        mixed = weights @ v  # (B, H, T, E)
-
-        # Merge the heads; rows without a visible key are free.
-        # 0 · inf makes every row NaN, which is what shows this mistake.
-        free = None if free is None or self.masking == "nan" else free.expand(*mixed.shape[:-1], 1)
-        returned: Tensor | None = weights
-        if (
-            self.batch == "together" and question.layout not in RAGGED_LAYOUTS
-        ):  # back to one sequence per item
-            mixed, returned, lse = mixed.view(H, B, T, -1).transpose(0, 1), None, None
-            free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
-        mixed = self._reorder(mixed)
-        output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
-        return Answer(output, returned, lse, free)
+        return weights.detach() if self.detach == "weights" else weights
 
     def _rewired(self, wiring: Wiring) -> Wiring:
         """Return the wiring with the norms and the rotation of this variant.
 
-        A "mixed" rotation has the tables of the other pairing, an "unsigned" one lost its minus, and an
-        "opposite" one turns keys the other way (see `answer`).
+        An "opposite" rotation turns keys the other way (see `_project`).
         """
         rotate = wiring.rotate
-        if rotate is not None and self.rotation == "mixed":
-            rotate = replace(_known(rotate), tables="mixed")
-        elif rotate is not None and self.rotation == "unsigned":
-            rotate = _without_sign(_known(rotate))
+        if rotate is not None and self.rotation in ("mixed", "unsigned"):
+            rotate = replace(_known(rotate), form=self.rotation)
         norms = (wiring.query_norm, wiring.key_norm)
         # Most wirings have neither, and a search for mistakes asks thousands of times.
         if rotate is wiring.rotate and norms == (None, None):
@@ -257,14 +292,16 @@ class AttentionVariant:
             return None
         sinks = sinks.expand(n.H)
         heads = torch.arange(n.H, device=sinks.device)
-        taken = {
+        taken: dict[SinkLogits, Tensor] = {
+            "joined": heads,
+            "twice": heads,
             "of the group": heads // (n.H // n.G),
             "of the group, tiled": heads % n.G,
             "of the next head": (heads + 1) % n.H,
             "of the previous head": (heads - 1) % n.H,
             "of the first head": heads * 0,
-        }.get(self.sinks, heads)
-        return sinks[taken][:, None].expand(-1, 2 if self.sinks == "twice" else 1)
+        }
+        return sinks[taken[self.sinks]][:, None].expand(-1, 2 if self.sinks == "twice" else 1)
 
     def _allowed(self, question: Question, n: CaseSizes, device: torch.device) -> Tensor | None:
         """Return the mask as this variant builds it, or None if the question has none."""
@@ -281,8 +318,9 @@ class AttentionVariant:
         if question.window is not None and self.window is not None:
             parts.append(k > q + n.S - n.T - question.window - self.window)
         if question.ahead is not None and self.ahead != "ignored":
-            ahead = {"zero": 0, "one more": question.ahead + 1, "one less": question.ahead - 1}
-            parts.append(k <= q + n.S - n.T + ahead.get(self.ahead, question.ahead))
+            more = question.ahead
+            ahead = {"as given": more, "zero": 0, "one more": more + 1, "one less": more - 1}[self.ahead]
+            parts.append(k <= q + n.S - n.T + ahead)
         if question.rule is not None:
             parts.append(question.rule.tile(range(n.T), range(n.S), (n.B, n.H, n.T, n.S), device=device))
         if question.mask is not None and self.mask_argument != "ignored":
@@ -301,66 +339,61 @@ class AttentionVariant:
             allowed = functools.reduce(torch.logical_and, parts, allowed)
         return ~allowed if self.inverted else allowed
 
-    def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
-        """Apply the mask to the scores in the way that `masking` names."""
-        if self.masking in ("fill", "scaled"):
-            return scores.masked_fill(~allowed, self.fill)
-        seen, hidden = allowed.to(scores), (~allowed).to(scores)
-        if self.masking == "multiply":
-            return scores * seen
-        added = {
-            "add fill": hidden * self.fill,
-            "add": seen,
-            "add hidden": hidden,
-            "nan": hidden * -torch.inf,
-        }
-        return scores + added.get(self.masking, 0.0)  # "after": see `_normalise`
+    def _mask_scores(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Apply the mask to the scores."""
+        match self.masking:
+            case "fill" | "scaled":
+                return scores.masked_fill(~allowed, self.fill)
+            case "add fill":
+                return scores + (~allowed).to(scores) * self.fill
+            case "add":
+                return scores + allowed.to(scores)
+            case "add hidden":
+                return scores + (~allowed).to(scores)
+            case "multiply":
+                return scores * allowed.to(scores)
+            case "nan":
+                return scores + (~allowed).to(scores) * -torch.inf
+            case "after":
+                return scores
 
     def _normalise(
         self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None, scale: float
     ) -> Tensor:
-        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
-
-        "exp" subtracts no maximum, "none" is no softmax, "log" is its logarithm, "twice" is a softmax of the
-        softmax, "scaled" multiplies the weights by the scale, "not divided" leaves out the sum, and
-        "renormalise" goes with masking "after". "mean", "stale", "stale output" and "stale sum" are computed
-        in blocks (see `_in_blocks`).
-        """
+        """Turn scores into weights; `sinks` join the softmax."""
         if sinks is not None:
             columns = sinks.to(masked)[:, None].expand(*masked.shape[:-1], -1)
             joined = torch.cat([masked, columns], -1)
             return torch.softmax(joined, self.axis)[..., : masked.shape[-1]]
-        if self.normalise == "exp":
-            weights = masked.exp()
-            weights = weights / weights.sum(self.axis, keepdim=True)
-        elif self.normalise == "none":
-            weights = masked
-        elif self.normalise == "log":
-            weights = torch.log_softmax(masked, self.axis)
-        elif self.normalise == "not divided":
-            weights = (masked - masked.amax(self.axis, keepdim=True)).exp()
-        elif self.normalise in ("mean", "stale", "stale output", "stale sum"):
-            weights = self._in_blocks(masked)
-        else:
-            weights = torch.softmax(masked, self.axis)
-        if self.normalise == "twice":
-            weights = torch.softmax(weights, self.axis)
-        elif self.normalise == "scaled":
-            weights = weights * scale
+        match self.normalise:
+            case "softmax" | "renormalise":
+                weights = torch.softmax(masked, self.axis)
+            case "twice":
+                weights = torch.softmax(torch.softmax(masked, self.axis), self.axis)
+            case "scaled":
+                weights = torch.softmax(masked, self.axis) * scale
+            case "exp":
+                weights = masked.exp()
+                weights = weights / weights.sum(self.axis, keepdim=True)
+            case "none":
+                weights = masked
+            case "log":
+                weights = torch.log_softmax(masked, self.axis)
+            case "not divided":
+                weights = (masked - masked.amax(self.axis, keepdim=True)).exp()
+            case "mean":
+                parts = torch.split(masked, self.block, -1)
+                weights = torch.cat([part.softmax(-1).nan_to_num() for part in parts], -1) / len(parts)
+            case "stale" | "stale output" | "stale sum":
+                weights = self._without_rescaling(masked)
         if self.masking == "after" and allowed is not None:
             weights = weights * allowed.to(weights)
             if self.normalise == "renormalise":
                 weights = weights / weights.sum(self.axis, keepdim=True)
         return weights
 
-    def _in_blocks(self, masked: Tensor) -> Tensor:
-        """Return the weights of a softmax in blocks: their mean, or not rescaled for a new maximum.
-
-        "stale" rescales neither the output nor the sum, "stale output" and "stale sum" one of them.
-        """
-        if self.normalise == "mean":
-            parts = torch.split(masked, self.block, -1)
-            return torch.cat([part.softmax(-1).nan_to_num() for part in parts], -1) / len(parts)
+    def _without_rescaling(self, masked: Tensor) -> Tensor:
+        """Return the weights of a softmax in blocks that does not rescale for a new maximum."""
         highest = torch.cat(
             [block.amax(-1, keepdim=True) for block in torch.split(masked, self.block, -1)], -1
         )

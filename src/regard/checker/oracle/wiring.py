@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
+
+# How the heads are split; all but the first are mistakes.
+Split = Literal[
+    "transpose",
+    "view",  # without a transpose
+    "fused view",  # the same, of queries, keys and values at once
+    "interleave",  # channel by channel: the channels of a head are H apart
+]
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,9 @@ class Rotation:
     frequencies: Tensor  # (n,), radians per position
     pairing: str = "half"  # channel i with i + n; or "interleaved": 2i with 2i + 1
     precision: torch.dtype = torch.float64  # of the angles
-    tables: str = "fitting"  # or "mixed": the angles are laid out for the other pairing, which is a mistake
+    # Two mistakes: "mixed" has the angles of the other pairing, "unsigned" turns (a, b) into
+    # (a cos + b sin, b cos + a sin).
+    form: Literal["right", "mixed", "unsigned"] = "right"
 
     def __call__(self, x: Tensor, start: int) -> Tensor:
         """Return x (B, H, T, D) turned, its first token at position `start`."""
@@ -35,13 +45,10 @@ class Rotation:
         angles = positions.to(self.precision)[:, None] * self._rounded_frequencies().to(x.device)  # (T, n)
         part, rest = x[..., : 2 * n], x[..., 2 * n :]
         adjacent = self.pairing == "interleaved"
-        if adjacent:
-            a, b = part.reshape(*part.shape[:-1], n, 2).unbind(-1)
-            partner = torch.stack([-b, a], -1).flatten(-2)
-        else:
-            a, b = part.chunk(2, -1)
-            partner = torch.cat([-b, a], -1)
-        repeated = adjacent if self.tables == "fitting" else not adjacent
+        a, b = part.reshape(*part.shape[:-1], n, 2).unbind(-1) if adjacent else part.chunk(2, -1)
+        b = b if self.form == "unsigned" else -b
+        partner = torch.stack([b, a], -1).flatten(-2) if adjacent else torch.cat([b, a], -1)
+        repeated = adjacent != (self.form == "mixed")
         angles = angles.repeat_interleave(2, -1) if repeated else torch.cat([angles, angles], -1)
         turned = part * angles.cos().to(x.dtype) + partner * angles.sin().to(x.dtype)
         return torch.cat([turned, rest], -1)
@@ -89,12 +96,8 @@ class Wiring:
     bias: Callable[[int, int, int], Tensor] | None = None  # (H, T, S) -> what is added to the scaled scores
     unknown: tuple[str, ...] = field(default=())  # parts of the module that the oracle cannot reproduce
 
-    def project(self, question: Question, *, split: str = "transpose") -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E).
-
-        `split` says how the heads are split: "view" (without a transpose) and "fused view" (the same, of all
-        three at once) are mistakes.
-        """
+    def project(self, question: Question, *, split: Split = "transpose") -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E)."""
         if not self.splits:
             return question.q, question.k, question.v
         inputs = (question.q, question.k, question.v)
@@ -104,13 +107,13 @@ class Wiring:
         )
         return self.split(q, k, v, split)
 
-    def split(self, q: Tensor, k: Tensor, v: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, q: Tensor, k: Tensor, v: Tensor, how: Split) -> tuple[Tensor, Tensor, Tensor]:
         """Split the heads of queries, keys and values (B, T, width)."""
         if how == "fused view":
             B, T, width = q.shape
             fused = torch.cat([q, k, v], -1).reshape(B, 3, self.heads, T, width // self.heads)
             return fused[:, 0], fused[:, 1], fused[:, 2]
-        if how == "interleave":  # channel by channel, `b t (d h)`: the channels of a head are H apart
+        if how == "interleave":  # `b t (d h)`
             q, k, v = (
                 x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
                 for x, heads in ((q, self.heads), (k, self.groups), (v, self.groups))

@@ -6,6 +6,7 @@ output, the smallest input on which it is wrong is shown.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, describ
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import visible_tokens, with_options
+from regard.checker.probes.questions import lengths_convention
 from regard.checker.reports.evidence import (
     against_softmax,
     computes_weights,
@@ -81,46 +83,6 @@ def _check_masks_of_items(session: CheckSession, observations: list[Observation]
     return False
 
 
-def is_undecided(
-    session: CheckSession,
-    observations: list[Observation],
-    wrong: dict[str, float],
-    unknown: str,
-    evidence: str,
-) -> bool:
-    """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
-    if "output" not in wrong:
-        nan = any(
-            o.question.name in wrong and not bool(o.answer.output.isfinite().any()) for o in observations
-        )
-        # No convention of masks gives NaN everywhere.
-        if nan or not only_masks(wrong):
-            return False
-        if _check_masks_of_items(session, observations):
-            return True
-        name = session.subject.arguments.get("mask", session.subject.arguments.get("padding", "mask"))
-        session.undecided = (
-            f"without a mask its output is right, but what `{name}` does is no usual convention; pass a "
-            "function in which True means may look, (T, S) or (B, 1, T, S)"
-        )
-        session.add_skip("mask", f"what `{name}` does could not be found out")
-        session.add_pass("output")
-        return True
-    if max(wrong.values()) < NEARLY_RIGHT and not unknown:
-        return False  # precision is lost
-    declared = declares_softmax(session)
-    if evidence and (unknown or not declared):
-        session.undecided = f"this is not softmax attention: {evidence}; {COMPARE}"
-    elif unknown:
-        session.undecided = f"the oracle cannot reproduce {unknown}; {COMPARE}"
-    elif declared or _weights_establish(session) or any(c.name == "keys" for c in session.checks):
-        return False
-    else:
-        session.undecided = f"{NO_FORM}; {COMPARE}"
-    session.add_skip("output", "there is nothing to compare it with")
-    return True
-
-
 def _weights_establish(session: CheckSession) -> bool:
     """Return whether softmax attention is evidently meant: its weights are computed, in their usual place.
 
@@ -129,12 +91,6 @@ def _weights_establish(session: CheckSession) -> bool:
     observed = session.understanding.observed
     usual = session.module is None or (observed is not None and observed.as_named)
     return usual and computes_weights(session)
-
-
-NO_FORM = (
-    "no form of softmax attention and no known mistake gives its numbers, and it does not call itself scaled "
-    "dot-product attention: it may be another kind, such as linear or approximate attention"
-)
 
 
 def own_mask(
@@ -168,15 +124,6 @@ def own_mask(
     return hiding[0] if hiding and explained else None
 
 
-def judge_own_mask(session: CheckSession, visible: Tensor) -> None:
-    """Record softmax attention with a mask that no rule gives: wrong if it shows the future alone."""
-    if bool(visible.triu(1).any()) and not bool(visible.tril(-1).any()):
-        session.find("inverted-mask", "output")
-        return
-    session.undecided = f"it is softmax attention with a mask that the check does not know; {COMPARE}"
-    session.add_skip("output", "which keys should be visible is not known")
-
-
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
 
@@ -198,149 +145,215 @@ _OTHER_SCALE = re.compile(
 
 def _declared_scale(session: CheckSession, match: Match) -> str:
     """Return the words in which docstrings or comments declare another scale, as muP's 1/d; "" if none do."""
-    if session.options.get("scale") is not None or not set(match.names) & set(_SCALES):
+    scales = {"no-scale", "scaled-twice", "constant-scale", "scaled-by-width"}
+    if session.options.get("scale") is not None or scales.isdisjoint(match.names):
         return ""
     found = _OTHER_SCALE.search(prose_of(session.source))
     return found.group() if found else ""
 
 
-_SCALES = ("no-scale", "scaled-twice", "constant-scale", "scaled-by-width")
+class WrongOutput:
+    """An output that is wrong for some questions; `wrong` holds their errors by name."""
 
+    def __init__(
+        self, session: CheckSession, observations: list[Observation], wrong: dict[str, float]
+    ) -> None:
+        self.session, self.observations, self.wrong = session, observations, wrong
+        understanding = session.understanding
+        self.intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
+        self.worst = max(wrong.values())
 
-def diagnose_output(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
-    """Find the mistakes behind a wrong output, or say why there is no verdict, or show a failing case."""
-    understanding = session.understanding
-    if convention := _lengths_convention(session, observations, wrong):
-        session.undecided = convention
-        record_results(session, [o for o in observations if o.question.name not in wrong], {})
-        return
-    if _sides_exchanged(session, observations):
-        record_results(session, observations, wrong)
+    def diagnose(self) -> None:
+        """Find the mistakes behind it, or say why there is no verdict, or show a failing case."""
+        # The first that can explain the output records what it found.
+        explainers = (
+            self._by_lengths,
+            self._by_exchanged_sides,
+            self._by_one_mistake,
+            self._by_own_mask,
+            self._by_two_mistakes,
+            self._by_mixed_items,
+            self._by_mistakes_of_parts,
+            self._by_a_doubt,
+            self._by_example,
+        )
+        any(explain() for explain in explainers)
+
+    def _by_lengths(self) -> bool:
+        if not (convention := lengths_convention(self.session, self.observations, self.wrong)):
+            return False
+        self.session.undecided = convention
+        right = [o for o in self.observations if o.question.name not in self.wrong]
+        record_results(self.session, right, {})
+        return True
+
+    def _by_exchanged_sides(self) -> bool:
+        if not _sides_exchanged(self.session, self.observations):
+            return False
+        record_results(self.session, self.observations, self.wrong)
         evidence = "Queries come from the context, and keys and values from the sequence."
-        session.add_diagnosis("roles-shuffled", evidence, distance=max(wrong.values()) / TOLERANCE)
-        return
-    intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
-    unknown = describe_unknown(session, intents[0])
-    matches = diagnose(observations, intents, session.source)
-    if not matches and understanding.observed is not None:
-        matches = _diagnose_observed(session, understanding.observed)
-    matches = [m for m in matches if "zero-times-infinity" not in m.names or _is_nan_unhidden(session, wrong)]
-    # Pairs of mistakes are tried only if nothing else explains why no single one fits.
-    evidence = "" if matches else against_softmax(session)
-    # Weights of a function are measured; inside a module, if its roles are those of its names.
-    observed = understanding.observed
-    direct = session.module is None or (observed is not None and observed.as_named)
-    measured = direct and excludes_softmax(evidence)
-    if session.module is not None and not matches:
-        scores = watch_scores(session)
-        # Heads that are merged in the wrong order look as if their weights were no softmax's.
-        measured = not scores.formed or (measured and not scores.normalised)
-    lost = None if matches else _lost_key(session)
-    own = None if matches or session.mixed or lost is not None else own_mask(session, observations, wrong)
-    if own is not None:
-        judge_own_mask(session, own)
-        return
-    if lost is not None:
-        session.add_failure("keys", f"no output depends on key {lost} of {session.cases.plain().k.shape[-2]}")
-    search_pairs = not matches and not unknown and not measured and not session.brief
-    # Numbers that are nearly right were rounded on the way, which is no pair of mistakes.
-    if search_pairs and max(wrong.values()) >= NEARLY_RIGHT:
-        matches = diagnose_pairs(observations, intents, session.source)
-    if not matches and session.mixed:
-        matches = _diagnose_single_sequence(session, intents)
-        session.add_diagnosis("batch-items-mixed", session.mixed)
-    elif not matches and not session.brief and max(wrong.values()) >= NEARLY_RIGHT:
-        matches = explain_parts(observations, intents, session.source)
-        matches = [
-            m for m in matches if "zero-times-infinity" not in m.names or _is_nan_unhidden(session, wrong)
-        ]
-    if not matches and not session.mixed and is_undecided(session, observations, wrong, unknown, evidence):
-        return
-    if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
-        name = session.subject.arguments["mask"]
-        session.undecided = (
-            f"True in `{name}` hides, and only you know whether it should: say true_means='hide', or "
-            "'look' if that is a mistake"
-        )
-        form = replace(session.compared.mask_form, kind="hide")
-        session.compared.mask_form = session.subject.mask_form = form
-        record_results(session, observations, {})
-        return
-    if matches and (said := _declared_scale(session, matches[0])):
-        session.undecided = (
-            f"its text says “{said}”, and its scale is not 1/√D: say scale= if it should be so"
-        )
-        session.add_skip("output", "whether its scale is meant is not known")
-        return
-    if matches and (convention := _window_convention(session, matches[0])):
-        session.undecided = convention
-        session.add_skip("window", "it is a convention of this code, or of the model around it")
-        return
-    record_results(session, observations, wrong)
-    distance = max(wrong.values()) / TOLERANCE
-    if matches and "window-off-by-one" in matches[0].names and session.options.get("window") is not None:
-        detail = "if your window does not count the query's own key, leave window= out"
-        matches[0] = replace(matches[0], detail=detail)
-    for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
-        session.add_match(match, distance)
-    if not matches and not session.mixed:
-        worst = max(wrong.values())
-        if worst < NEARLY_RIGHT:
-            evidence = f"The output is right only to {worst:.0e}, even in float64: precision is lost."
-            session.add_diagnosis("precision-lost", evidence, worst, distance=distance)
+        self.session.add_diagnosis("roles-shuffled", evidence, distance=self.worst / TOLERANCE)
+        return True
+
+    def _by_one_mistake(self) -> bool:
+        matches = diagnose(self.observations, self.intents, self.session.source)
+        if not matches and (observed := self.session.understanding.observed) is not None:
+            matches = _diagnose_observed(self.session, observed)
+        return self._report(self._plausible(matches))
+
+    def _by_own_mask(self) -> bool:
+        session = self.session
+        if (lost := _lost_key(session)) is not None:
+            keys = session.cases.plain().k.shape[-2]
+            session.add_failure("keys", f"no output depends on key {lost} of {keys}")
+            return False
+        own = None if session.mixed else own_mask(session, self.observations, self.wrong)
+        if own is None:
+            return False
+        # A mask that shows the future alone is wrong.
+        if bool(own.triu(1).any()) and not bool(own.tril(-1).any()):
+            session.find("inverted-mask", "output")
+            return True
+        session.undecided = f"it is softmax attention with a mask that the check does not know; {COMPARE}"
+        session.add_skip("output", "which keys should be visible is not known")
+        return True
+
+    def _by_two_mistakes(self) -> bool:
+        # Numbers that are nearly right were rounded on the way, which is no pair of mistakes.
+        if self._unknown or self.session.brief or self.worst < NEARLY_RIGHT or self._is_no_softmax():
+            return False
+        return self._report(diagnose_pairs(self.observations, self.intents, self.session.source))
+
+    def _by_mixed_items(self) -> bool:
+        if not self.session.mixed:
+            return False
+        matches = _diagnose_single_sequence(self.session, self.intents)
+        self.session.add_diagnosis("batch-items-mixed", self.session.mixed)
+        if not self._report(matches):
+            record_results(self.session, self.observations, self.wrong)
+        return True
+
+    def _by_mistakes_of_parts(self) -> bool:
+        if self.session.brief or self.worst < NEARLY_RIGHT:
+            return False
+        matches = explain_parts(self.observations, self.intents, self.session.source)
+        return self._report(self._plausible(matches))
+
+    def _by_a_doubt(self) -> bool:
+        """Record why there is no verdict, if there is a doubt."""
+        session, wrong = self.session, self.wrong
+        if "output" not in wrong:
+            nan = any(
+                o.question.name in wrong and not bool(o.answer.output.isfinite().any())
+                for o in self.observations
+            )
+            # No convention of masks gives NaN everywhere.
+            if nan or not only_masks(wrong):
+                return False
+            if _check_masks_of_items(session, self.observations):
+                return True
+            name = session.subject.arguments.get("mask", session.subject.arguments.get("padding", "mask"))
+            session.undecided = (
+                f"without a mask its output is right, but what `{name}` does is no usual convention; pass a "
+                "function in which True means may look, (T, S) or (B, 1, T, S)"
+            )
+            session.add_skip("mask", f"what `{name}` does could not be found out")
+            session.add_pass("output")
+            return True
+        if self.worst < NEARLY_RIGHT and not self._unknown:
+            return False  # precision is lost
+        declared = declares_softmax(session)
+        if self._evidence and (self._unknown or not declared):
+            session.undecided = f"this is not softmax attention: {self._evidence}; {COMPARE}"
+        elif self._unknown:
+            session.undecided = f"the oracle cannot reproduce {self._unknown}; {COMPARE}"
+        elif declared or _weights_establish(session) or any(c.name == "keys" for c in session.checks):
+            return False
         else:
-            failing = [o for o in observations if not session.error(o) < TOLERANCE]
+            session.undecided = (
+                "no form of softmax attention and no known mistake gives its numbers, and it does not call "
+                "itself scaled dot-product attention: it may be another kind, such as linear or approximate "
+                f"attention; {COMPARE}"
+            )
+        session.add_skip("output", "there is nothing to compare it with")
+        return True
+
+    def _by_example(self) -> bool:
+        session = self.session
+        record_results(session, self.observations, self.wrong)
+        if self.worst < NEARLY_RIGHT:
+            evidence = f"The output is right only to {self.worst:.0e}, even in float64: precision is lost."
+            session.add_diagnosis("precision-lost", evidence, self.worst, distance=self.worst / TOLERANCE)
+        else:
+            failing = [o for o in self.observations if not session.error(o) < TOLERANCE]
             case = smallest_failure(session, failing)
             session.example = (
                 f"No mistake of the catalogue gives these numbers. The smallest failing case:\n{case}"
             )
+        return True
 
+    @functools.cached_property
+    def _unknown(self) -> str:
+        """The parts of the module that the oracle cannot reproduce, as text."""
+        return describe_unknown(self.session, self.intents[0])
 
-def _lengths_convention(
-    session: CheckSession, observations: list[Observation], wrong: dict[str, float]
-) -> str:
-    """Return a sentence if a kernel on a cache is right under another convention of its lengths; else ""."""
-    kernel = session.subject.kernel_layout
-    if kernel is None or "lengths" not in kernel.names or wrong.keys() != {"lengths that differ"}:
-        return ""
-    name = kernel.names["lengths"]
-    ragged = [_one_query(o.question) for o in observations if o.question.name in wrong]
-    conventions = (
-        (_before_the_new, f"`{name}` counts the keys before the new one", f"subtracts this from `{name}`"),
-        (_at_the_end, "the keys of a text are the last ones of its cache", "moves them there"),
-    )
-    for convention, meaning, change in conventions:
-        # The right answers are those of the questions as they were.
-        asked = [session.compared.run(convention(question).to(session.dtype)) for question in ragged]
-        answers = [
-            Observation(q, r.answer) for q, r in zip(ragged, asked, strict=True) if r.answer is not None
+    @functools.cached_property
+    def _evidence(self) -> str:
+        """What was measured that speaks against softmax attention; "" if nothing does."""
+        return against_softmax(self.session)
+
+    def _is_no_softmax(self) -> bool:
+        """Return whether its weights were measured, and are no softmax's."""
+        observed = self.session.understanding.observed
+        # Weights of a function are measured; inside a module, if its roles are those of its names.
+        direct = self.session.module is None or (observed is not None and observed.as_named)
+        measured = direct and excludes_softmax(self._evidence)
+        if self.session.module is None:
+            return measured
+        scores = watch_scores(self.session)
+        # Heads that are merged in the wrong order look as if their weights were no softmax's.
+        return not scores.formed or (measured and not scores.normalised)
+
+    def _plausible(self, matches: list[Match]) -> list[Match]:
+        """Return the matches without a NaN that masks do not explain."""
+        return [
+            m
+            for m in matches
+            if "zero-times-infinity" not in m.names or _is_nan_unhidden(self.session, self.wrong)
         ]
-        if len(answers) == len(ragged) and all(session.error(answer) < TOLERANCE for answer in answers):
-            return f"it is right if {meaning}, which only you know: if so, check a function that {change}"
-    return ""
 
-
-def _one_query(question: Question) -> Question:
-    """Return a question on lengths that differ for the last query of every item alone."""
-    queries, keys = question.all_lengths()
-    last = torch.stack([item[..., n - 1 : n, :] for item, n in zip(question.q, queries, strict=True)])
-    return replace(question, q=last, lengths=((1,) * len(keys), keys))
-
-
-def _before_the_new(question: Question) -> Question:
-    """Return a question whose lengths leave out the key of the query's own token."""
-    queries, keys = question.all_lengths()
-    return replace(question, lengths=(queries, tuple(n - 1 for n in keys)))
-
-
-def _at_the_end(question: Question) -> Question:
-    """Return a question in whose cache the keys of every item are the last ones."""
-    lengths = question.all_lengths()[1]
-
-    def move(x: Tensor) -> Tensor:
-        return torch.stack([item.roll(x.shape[-2] - n, -2) for item, n in zip(x, lengths, strict=True)])
-
-    return replace(question, k=move(question.k), v=move(question.v))
+    def _report(self, matches: list[Match]) -> bool:
+        """Record the mistakes that were found, or why they may be none; returns whether there are any."""
+        if not matches:
+            return False
+        session, first = self.session, matches[0]
+        if first.names == ("inverted-mask",) and _is_convention(session, self.wrong):
+            name = session.subject.arguments["mask"]
+            session.undecided = (
+                f"True in `{name}` hides, and only you know whether it should: say true_means='hide', or "
+                "'look' if that is a mistake"
+            )
+            form = replace(session.compared.mask_form, kind="hide")
+            session.compared.mask_form = session.subject.mask_form = form
+            record_results(session, self.observations, {})
+            return True
+        if said := _declared_scale(session, first):
+            session.undecided = (
+                f"its text says “{said}”, and its scale is not 1/√D: say scale= if it should be so"
+            )
+            session.add_skip("output", "whether its scale is meant is not known")
+            return True
+        if convention := _window_convention(session, first):
+            session.undecided = convention
+            session.add_skip("window", "it is a convention of this code, or of the model around it")
+            return True
+        record_results(session, self.observations, self.wrong)
+        if "window-off-by-one" in first.names and session.options.get("window") is not None:
+            detail = "if your window does not count the query's own key, leave window= out"
+            matches = [replace(first, detail=detail), *matches[1:]]
+        for match in matches[:1] if len(first.names) > 1 else matches[:3]:
+            session.add_match(match, self.worst / TOLERANCE)
+        return True
 
 
 def _sides_exchanged(session: CheckSession, observations: list[Observation]) -> bool:

@@ -18,7 +18,7 @@ from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error,
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import name_by_behaviour, visible_tokens
-from regard.checker.probes.diagnosis import COMPARE, diagnose_output, record_results, smallest_failure
+from regard.checker.probes.diagnosis import COMPARE, WrongOutput, record_results, smallest_failure
 from regard.checker.probes.questions import output_questions
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
@@ -293,7 +293,7 @@ def probe_output(session: CheckSession) -> None:
         session.right_questions += [observation.question for observation in observations]
         _warn_of_window(session)
         return
-    diagnose_output(session, observations, wrong)
+    WrongOutput(session, observations, wrong).diagnose()
 
 
 def _compare_with_reference(session: CheckSession, reference: Reference) -> None:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from regard.checker.oracle.oracle import TOLERANCE, Observation
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.call_tensors import SEQUENCES, arguments_of
@@ -192,3 +194,50 @@ def _options(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
         sides = cases.plain("window to both sides", T=9, seed=66)
         questions.append(replace(sides, window=3, ahead=2, flag=False if flag else None))
     return questions
+
+
+def lengths_convention(
+    session: CheckSession, observations: list[Observation], wrong: dict[str, float]
+) -> str:
+    """Return a sentence if a kernel on a cache is right under another convention of its lengths; else ""."""
+    kernel = session.subject.kernel_layout
+    if kernel is None or "lengths" not in kernel.names or wrong.keys() != {"lengths that differ"}:
+        return ""
+    name = kernel.names["lengths"]
+    ragged = [_one_query(o.question) for o in observations if o.question.name in wrong]
+    conventions = (
+        (_before_the_new, f"`{name}` counts the keys before the new one", f"subtracts this from `{name}`"),
+        (_at_the_end, "the keys of a text are the last ones of its cache", "moves them there"),
+    )
+    for convention, meaning, change in conventions:
+        # The right answers are those of the questions as they were.
+        asked = [session.compared.run(convention(question).to(session.dtype)) for question in ragged]
+        answers = [
+            Observation(q, r.answer) for q, r in zip(ragged, asked, strict=True) if r.answer is not None
+        ]
+        if len(answers) == len(ragged) and all(session.error(answer) < TOLERANCE for answer in answers):
+            return f"it is right if {meaning}, which only you know: if so, check a function that {change}"
+    return ""
+
+
+def _one_query(question: Question) -> Question:
+    """Return a question on lengths that differ for the last query of every item alone."""
+    queries, keys = question.all_lengths()
+    last = torch.stack([item[..., n - 1 : n, :] for item, n in zip(question.q, queries, strict=True)])
+    return replace(question, q=last, lengths=((1,) * len(keys), keys))
+
+
+def _before_the_new(question: Question) -> Question:
+    """Return a question whose lengths leave out the key of the query's own token."""
+    queries, keys = question.all_lengths()
+    return replace(question, lengths=(queries, tuple(n - 1 for n in keys)))
+
+
+def _at_the_end(question: Question) -> Question:
+    """Return a question in whose cache the keys of every item are the last ones."""
+    lengths = question.all_lengths()[1]
+
+    def move(x: Tensor) -> Tensor:
+        return torch.stack([item.roll(x.shape[-2] - n, -2) for item, n in zip(x, lengths, strict=True)])
+
+    return replace(question, k=move(question.k), v=move(question.v))

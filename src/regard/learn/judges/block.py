@@ -15,19 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import causal_weights
+from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import describe_answer
 from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.functions import draw as draw_inputs
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.inputs import draw, input_generator
 from regard.learn.judges.tables.variants import edited_variants, find_variant
-from regard.learn.judges.tables.verdicts import (
-    check_attention,
-    draw,
-    is_right,
-    largest_difference,
-    named_mistake,
-)
+from regard.learn.judges.tables.verdicts import check_attention, is_right, named_mistake
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.learn.mistakes import MODEL_MISTAKES
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
@@ -37,7 +31,6 @@ BOUND = 0.72  # four fifths of the way from the best loss without attention, 0.9
 STEPS, BATCH, EVERY, LEARNING_RATE = 600, 32, 25, 3e-3
 LEAK_STEPS = 150  # that show how low the loss falls if the model sees its answers
 D_MODEL, HEADS, LAYERS = 32, 4, 2
-TOLERANCE = 1e-4
 TEXT = ". mia found the lamp near the river today and she took the lamp from the river home ."
 SENTENCE = TEXT.split()
 LOOKS_BACK = {"and → she": (9, 1), "the → lamp": (12, 4), "the → river": (15, 7)}
@@ -86,11 +79,11 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
                 f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_answer(out)}",
             )
         right = define("block", name)
-        if largest_difference(out, right.forward(block, x)) < TOLERANCE:
+        if is_equal(out, right.forward(block, x)):
             return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
         # The edited forward pass runs with the parts of the learner's block.
         variants = edited_variants("block", name, lambda edited: edited.forward(block, x))
-        if wrong := find_variant(name, out, variants, TOLERANCE):
+        if wrong := find_variant(name, out, variants):
             return wrong
     return Outcome(
         name,
@@ -138,7 +131,7 @@ def _has_softmax(mlp: nn.Module, x: Tensor) -> bool:
     for hook in hooks:
         hook.remove()
     sums = [hidden.sum(axis) for hidden in read for axis in range(hidden.ndim)]
-    return any(largest_difference(each, torch.ones_like(each)) < TOLERANCE for each in sums)
+    return any(is_equal(each, torch.ones_like(each)) for each in sums)
 
 
 def judge_model(model_class: Any, module: ModuleType, tell: Callable[[str], None]) -> Outcome:
@@ -192,7 +185,7 @@ def _judge_logits(name: str, model: Any) -> Outcome | None:
             return Outcome(name, "wrong", f"expected the logits {expected}, got {describe_answer(logits)}")
         same = model(torch.ones(1, 6, dtype=torch.long))[0]
         # A row of equal tokens: without positions every place has the same logits.
-        if largest_difference(same, same[:1].expand_as(same)) < 1e-5:
+        if is_equal(same, same[:1].expand_as(same)):
             return named_mistake(name, "positions-missing")
         for number in range(LAYERS):
             other = deepcopy(model)
@@ -213,11 +206,11 @@ def _judge_order(name: str, model: Any, ids: Tensor, logits: Tensor) -> Outcome 
         right = model.unembedding(model.norm(x))
     except AttributeError:  # parts of other names: what they give is judged by training
         return None
-    if largest_difference(logits, right) < TOLERANCE:
+    if is_equal(logits, right):
         return None
     said = "the logits are not those of both embeddings, each block in turn, the norm and the unembedding"
     hint = "x = block(x) for every block, nothing added; then self.unembedding(self.norm(x))"
-    if largest_difference(logits, right.softmax(-1)) < TOLERANCE:
+    if is_equal(logits, right.softmax(-1)):
         said = "these are probabilities: cross_entropy takes the softmax itself, of the logits"
         hint = "return self.unembedding(self.norm(x))"
     return Outcome(name, "wrong", said, hint=hint)
@@ -230,7 +223,7 @@ def _leaks(model: nn.Module) -> bool:
     # The later half of two sentences is exchanged, so that the tokens before it stay the same.
     other[:, 10:] = other[:, 10:].flip(0)
     with torch.no_grad():
-        return largest_difference(model(ids)[:, :10], model(other)[:, :10]) > TOLERANCE
+        return not is_equal(model(ids)[:, :10], model(other)[:, :10])
 
 
 def train(model: nn.Module, steps: int, bound: float, tell: Callable[[str], None]) -> float:
@@ -309,12 +302,12 @@ NEXT_TOKEN_LOSS = FunctionTask(
     lambda: (
         Case(
             "on 2 texts of 5 tokens",
-            (draw_inputs(2, 5, 7, seed=0), torch.randint(7, (2, 5), generator=input_generator(1))),
+            (draw(2, 5, 7, seed=0), torch.randint(7, (2, 5), generator=input_generator(1))),
             "It is the mean cross-entropy of each place with the token after it.",
         ),
         Case(  # One number may be right by chance.
             "on 3 texts of 4 tokens",
-            (draw_inputs(3, 4, 7, seed=2), torch.randint(7, (3, 4), generator=input_generator(3))),
+            (draw(3, 4, 7, seed=2), torch.randint(7, (3, 4), generator=input_generator(3))),
         ),
     ),
 )

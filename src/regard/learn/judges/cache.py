@@ -8,19 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.learn.judges.tables.equality import is_equal, largest_difference
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.verdicts import (
-    check_attention,
-    draw,
-    example_picture,
-    largest_difference,
-)
+from regard.learn.judges.tables.inputs import draw
+from regard.learn.judges.tables.verdicts import check_attention, example_picture
 from regard.learn.lesson import Outcome, Task, Trial
 from regard.stages.example import WK, WQ, X
 
 NAME = "CachedMultiHeadAttention"
 D_MODEL, HEADS, LENGTH = 16, 2, 7
-TOLERANCE = 1e-5
 
 
 def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
@@ -137,7 +133,7 @@ def _describe_contents(layer: nn.Module, x: Tensor) -> Outcome | None:
                 f"expected {tuple(expected.shape)}, one for each token",
                 hint="torch.cat([cache[0], k], dim=-2) for the keys, and the same with v for the values",
             )
-        if largest_difference(kept, expected) > TOLERANCE:
+        if not is_equal(kept, expected):
             return Outcome(
                 NAME,
                 "wrong",

@@ -13,10 +13,10 @@ from regard.checker.catalogue import get_mistake
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
-    draw,
     example_picture,
     find_dropout_elsewhere,
 )
@@ -72,7 +72,7 @@ def _find_parameter(thing: Any) -> Outcome | None:
         if "causal_mask" not in dict(thing(**INIT).named_parameters()):
             return None
     except Exception:
-        return None  # it is built again, and the error explained
+        return None  # any error of the learner's class; it is built again, and the error explained
     said = "`causal_mask` is a parameter: an optimiser changes parameters, and state_dict saves them"
     return Outcome("Head", "wrong", said, hint=BUFFER)
 

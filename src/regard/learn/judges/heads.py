@@ -13,10 +13,10 @@ from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, find_wrong
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
-    draw,
     example_picture,
     find_dropout_elsewhere,
 )
@@ -59,7 +59,7 @@ def _wrong_part(thing: Any) -> Outcome | None:
         try:
             answer = getattr(thing(**INIT), part)(given)
         except Exception:
-            return None  # the whole module is run next, and the error explained
+            return None  # any error of the learner's; the whole module is run next, and the error explained
         if not isinstance(answer, Tensor) or answer.shape != expected.shape:
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             said = f"`{part}` gives {got} for {tuple(given.shape)}; expected {tuple(expected.shape)}, {axes}"

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
-from regard.learn.judges.tables.functions import Case, FunctionTask, draw
+from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.made_tensors import all_pairs, tensors_made
 
 PRODUCTS = ("aten::mv", "aten::mm", "aten::bmm")

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from regard.learn.judges.tables.functions import Case, FunctionTask, draw
+from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.made_tensors import all_pairs, tensors_made
 
 

@@ -13,23 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.own_projections import (
-    MERGED,
-    ONE_MAP_EACH,
-    TOLERANCE,
-    find_wrong_output,
-    find_wrong_weights,
-)
+from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, find_wrong_output, find_wrong_weights
+from regard.learn.judges.tables.equality import is_equal
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import (
-    check_attention,
-    draw,
-    example_picture,
-    largest_difference,
-)
+from regard.learn.judges.tables.verdicts import check_attention, example_picture
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.stages.example import TOKENS, X, with_weights
 
@@ -98,7 +89,7 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
         out, answer = layer(*inputs)
         right = torch.softmax(q @ k.mT / k.shape[-1] ** 0.5, dim=-1)
     too_sharp = torch.softmax(q @ k.mT / inputs[1].shape[-1] ** 0.5, dim=-1)
-    if outcome.mistake == "constant-scale" and largest_difference(answer, too_sharp) < TOLERANCE:
+    if outcome.mistake == "constant-scale" and is_equal(answer, too_sharp):
         said = "the scores are divided by √d_context, the width of the context; a key is as wide as a query"
         return Outcome(CROSS, "wrong", said, hint="divide by the root of a key's width")
     if outcome.mistake in ("", "one-projection") and outcome.status != "done":
@@ -131,10 +122,10 @@ def _sources(thing: Any) -> tuple[str, ...] | None:
             for sources in product(sequences, repeat=3):
                 layers = zip((cross.W_q, cross.W_k, cross.W_v), sources, strict=True)
                 q, k, v = (layer(sequences[source]) for layer, source in layers)
-                if largest_difference(out, F.scaled_dot_product_attention(q, k, v)) < TOLERANCE:
+                if is_equal(out, F.scaled_dot_product_attention(q, k, v)):
                     return sources
     except Exception:
-        pass  # it is run again, and the error is explained
+        pass  # any error of the learner's class; it is run again, and the error explained
     return None
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import attend, largest_difference
+from regard.learn.judges.tables.verdicts import attend
 from regard.learn.lesson import Outcome
 
-TOLERANCE = 1e-5
 NAN = 9.0  # in place of NaN, and no weight
 Turn = Callable[[Tensor], Tensor]
 MERGED = "the heads side by side, none of them added: .transpose(1, 2).reshape(B, T, H * head_dim)"
@@ -69,7 +69,7 @@ def find_wrong_output(
         variants = wrong_weights(layer, x, num_heads, turn)
         if known := find_variant(name, weights.nan_to_num(NAN), variants):
             return known
-        if largest_difference(weights, causal_weights(layer, x, num_heads, turn, turn)) > TOLERANCE:
+        if not is_equal(weights, causal_weights(layer, x, num_heads, turn, turn)):
             return replace(outcome, hint=outcome.hint or hint)
         hint = f"{hint}; head 0 is weights[:, 0] @ v[:, 0], and its channels come first"
     said = f"the weights are right; the output differs from {formula} by up to {difference:.2g}"
@@ -78,10 +78,10 @@ def find_wrong_output(
 
 def find_wrong_weights(name: str, weights: Tensor, right: Tensor) -> Outcome | None:
     """Return what is wrong with the weights that come with a right output; None if nothing is."""
-    if largest_difference(weights, right) < TOLERANCE:
+    if is_equal(weights, right):
         return None
     sums = weights.sum(dim=-1)
-    are_scores = largest_difference(sums, torch.ones_like(sums)) > TOLERANCE
+    are_scores = not is_equal(sums, torch.ones_like(sums))
     reason = ": its rows do not sum to 1. Are these the scores?" if are_scores else ""
     said = f"the output is right, and what is returned beside it are not the weights that made it{reason}"
     return Outcome(name, "wrong", said, hint="return the weights after softmax as the second result")

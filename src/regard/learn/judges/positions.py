@@ -15,23 +15,18 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
-from regard.learn.judges.own_projections import (
-    TOLERANCE,
-    causal_weights,
-    find_wrong_output,
-)
+from regard.learn.judges.own_projections import causal_weights, find_wrong_output
+from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.variants import Variant, edited_variants, find_variant
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
-    draw,
     example_picture,
     is_right,
-    largest_difference,
     named_mistake,
 )
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
@@ -44,7 +39,7 @@ PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 
 
 def _vectors() -> Tensor:
-    return torch.randn(2, 3, 6, 8, generator=input_generator())
+    return draw(2, 3, 6, 8)
 
 
 ROTATION = FunctionTask(
@@ -59,7 +54,7 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     if not is_right(ROTATION.judge, getattr(module, ROTATE, None), module):
         return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: fix that first")
     out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
-    x = torch.randn(2, 6, 32, generator=input_generator(1))
+    x = draw(2, 6, 32, seed=1)
     problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, PROJECTIONS)
     if problem is not None:
         return problem
@@ -158,7 +153,7 @@ def judge_alibi(function: Any, module: ModuleType) -> Outcome:
         if wrong is not None:
             return wrong
     done = "a penalty that grows with the distance, faster in some heads than in others."
-    if largest_difference(bias, bias.mT) > TOLERANCE:
+    if not is_equal(bias, bias.mT):
         done += " Above the diagonal it is not compared: the causal mask hides what stands there."
     return Outcome(ALIBI, "done", done)
 
@@ -170,11 +165,11 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
     slopes = torch.tensor(alibi_slopes(heads))
     expected = -slopes[:, None, None] * distance
     seen = bias[:, past]
-    if largest_difference(seen, expected[:, past]) < TOLERANCE:
+    if is_equal(seen, expected[:, past]):
         return None
-    if largest_difference(seen, -expected[:, past]) < TOLERANCE:
+    if is_equal(seen, -expected[:, past]):
         return named_mistake(ALIBI, "alibi-inverted")
-    straight = largest_difference(seen, bias[:, 1, :1] * -distance[past].to(bias) * -1) < TOLERANCE
+    straight = is_equal(seen, bias[:, 1, :1] * -distance[past].to(bias) * -1)
     if straight and (bias[:, -1, 0] < 0).all():
         got = ", ".join(f"{-slope:.3g}" for slope in bias[:, 1, 0].tolist()[:3])
         right = ", ".join(f"{slope:.3g}" for slope in slopes.tolist()[:3])
@@ -182,9 +177,9 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
         said = f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …{also}"
         return named_mistake(ALIBI, "alibi-slopes", said)
     said = f"it differs from −slope · (i − j) by up to {largest_difference(seen, expected[:, past]):.2g}"
-    if largest_difference(bias[:, 1:, :1], bias[:, 1:2, :1].expand(-1, T - 1, 1)) < TOLERANCE:
+    if is_equal(bias[:, 1:, :1], bias[:, 1:2, :1].expand(-1, T - 1, 1)):
         said = "it depends on the key alone: two queries have the same bias for a key, however far they are"
-    elif largest_difference(bias[:, -1:, 1:], bias[:, -1:, :1].expand(-1, 1, T - 1)) < TOLERANCE:
+    elif is_equal(bias[:, -1:, 1:], bias[:, -1:, :1].expand(-1, 1, T - 1)):
         said = "it depends on the query alone: all its keys have the same bias, so that it changes no weight"
     elif (bias.diagonal(dim1=-2, dim2=-1).abs() > TOLERANCE).any():
         said = "a token's bias for itself is not 0: its distance from itself is"

@@ -9,15 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.self_attention import (
-    TOLERANCE,
-    TRIAL,
-    example_weights,
-    find_wrong_form,
-    judge_self_attention,
-)
+from regard.learn.judges.self_attention import TRIAL, example_weights, find_wrong_form, judge_self_attention
+from regard.learn.judges.tables.equality import is_equal
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.verdicts import largest_difference
 from regard.learn.lesson import Outcome, Task
 from regard.stages.example import WK, WQ, X
 
@@ -45,7 +39,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     wrong = find_wrong_form(NAME, cls, module)
     if wrong is not None:
         return wrong
-    if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
+    if is_equal(example_weights(cls), scaled(X @ WQ, X @ WK)):
         return judge_self_attention(NAME, cls, module, scaled, SCALED)
     outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, lesson="projections")
     if outcome.mistake and is_about_scale(outcome.mistake):

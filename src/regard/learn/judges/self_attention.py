@@ -15,15 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import OutputShape, first_run
-from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import (
-    attend,
-    check_attention,
-    example_picture,
-    largest_difference,
-)
+from regard.learn.judges.tables.verdicts import attend, check_attention, example_picture
 from regard.learn.lesson import Outcome, Trial
 from regard.stages.example import WK, WQ, WV, X
 
@@ -35,7 +31,6 @@ TOKENS = torch.randn(B, T, D_MODEL, generator=torch.Generator().manual_seed(0))
 SIZES = {"d_model": D_MODEL, "head_dim": HEAD_DIM}
 TRIAL = Trial((TOKENS,), SIZES)
 PROJECTIONS = {"W_q": WQ, "W_k": WK, "W_v": WV}
-TOLERANCE = 1e-5
 
 
 def sizes_of(cls: Any, d_model: int = D_MODEL, head_dim: int = HEAD_DIM) -> dict[str, int]:
@@ -85,23 +80,23 @@ def judge_self_attention(
 def find_wrong_form(name: str, cls: Any, module: ModuleType) -> Outcome | None:
     """Return what keeps the class from being run and compared at all; None if nothing does."""
     out, weights = OutputShape((B, T, HEAD_DIM), "(B, T, head_dim)"), OutputShape((B, T, T), "(B, T, T)")
-    return first_run(name, cls, module, sizes_of(cls), (_tokens(),), out, weights)
+    return first_run(name, cls, module, sizes_of(cls), (draw(B, T, D_MODEL),), out, weights)
 
 
 def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     """Return what is wrong if the weights are right and the output is not their mean of values, else None."""
-    x = _tokens()
+    x = draw(B, T, D_MODEL)
     module = cls(**sizes_of(cls)).eval()
     out, weights = attend(module, x)
     q, k, v = (getattr(module, each)(x) for each in PROJECTIONS)
-    if _differ(weights, weigh(q, k)) or not _differ(out, weights @ v):
+    if not is_equal(weights, weigh(q, k)) or is_equal(out, weights @ v):
         return None
     others = {
         "it is the mean of the keys": weights @ k,
         "it is the mean of the queries": weights @ q,
         "the weights are transposed there, so that each column sums to 1": weights.mT @ v,
     }
-    reason = next((reason for reason, other in others.items() if not _differ(out, other)), "")
+    reason = next((reason for reason, other in others.items() if is_equal(out, other)), "")
     message = "the weights are right, and the output is not the mean of the values with these weights"
     return Outcome(name, "wrong", f"{message}{reason and f': {reason}'}")
 
@@ -110,47 +105,45 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     """Return the outcome for weights that the checker would take for no attention at all, else None."""
     module = cls(**sizes_of(cls)).eval()
     with torch.no_grad():
-        x = _tokens()
+        x = draw(B, T, D_MODEL)
         _, weights = attend(module, x)
         q, k = module.W_q(x), module.W_k(x)
         right = weigh(q, k)
-        variants = (
-            Variant(
-                weigh(x, x),
-                said="you compare the tokens themselves, as in lesson 1: q and k are made and not used",
-            ),
-            Variant(
+        width = k.shape[-1]
+        wrong = (
+            (weigh(x, x), "you compare the tokens themselves, as in lesson 1: q and k are made and not used"),
+            (
                 weigh(q, k.reshape(B, -1, T).mT),
-                said="the keys are reshaped, not transposed; reshape reads the numbers in their order and "
+                "the keys are reshaped, not transposed; reshape reads the numbers in their order and "
                 "mixes tokens, and a transpose, k.mT, exchanges rows and columns",
             ),
-            Variant(
-                right / k.shape[-1] ** 0.5,
-                said="the weights are divided after softmax, so your rows do not sum to 1: divide the scores",
+            (
+                right / width**0.5,
+                "the weights are divided after softmax, so your rows do not sum to 1: divide the scores",
             ),
-            Variant(
-                weigh(q, k * len(k) ** -0.5 * k.shape[-1] ** 0.5),
-                said="len(k) is the number of texts in the batch; the width of a key is its last axis",
+            (
+                weigh(q, k * len(k) ** -0.5 * width**0.5),
+                "len(k) is the number of texts in the batch; the width of a key is its last axis",
             ),
-            Variant(
-                weigh(q, k * k.shape[-1] ** -1.5),
-                said="you divide by the square of the width; the lesson divides by its root",
+            (
+                weigh(q, k * width**-1.5),
+                "you divide by the square of the width; the lesson divides by its root",
             ),
-            Variant(
-                weigh(q, k * 0.5 * k.shape[-1] ** -0.5),
-                said="you divide by twice the width: `** 1 / 2` is (width ** 1) / 2, and the root is ** 0.5",
+            (
+                weigh(q, k * 0.5 * width**-0.5),
+                "you divide by twice the width: `** 1 / 2` is (width ** 1) / 2, and the root is ** 0.5",
             ),
-            Variant(
-                weigh(q, k * 2 * k.shape[-1] ** -0.5),
-                said="you divide by half of the width; the lesson divides by its root",
+            (
+                weigh(q, k * 2 * width**-0.5),
+                "you divide by half of the width; the lesson divides by its root",
             ),
-            Variant(
-                torch.softmax((q @ k.mT / k.shape[-1] ** 0.5).floor(), dim=-1),
-                said="`//` drops the fraction of every score; `/` keeps it",
+            (
+                torch.softmax((q @ k.mT / width**0.5).floor(), dim=-1),
+                "`//` drops the fraction of every score; `/` keeps it",
             ),
-            Variant(
+            (
                 torch.eye(x.shape[-2]).expand_as(right),
-                said="every token sees itself alone: its weight is 1, whatever the scores are",
+                "every token sees itself alone: its weight is 1, whatever the scores are",
             ),
         )
     is_causal = not right.triu(1).any()
@@ -158,33 +151,34 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
         said = "every row with a hidden key is NaN: +∞ wins over every other score, and −∞ hides"
         return Outcome(name, "wrong", said)
     scores, ones = q @ k.mT, torch.ones(B, T)
-    columns = (torch.softmax(scores * scale, dim=-2) for scale in (1, k.shape[-1] ** -0.5))
+    columns = (torch.softmax(scores * scale, dim=-2) for scale in (1, width**-0.5))
     # With another mistake beside it, which the checker would look for in vain, for seconds.
-    sums_columns = not _differ(weights.sum(-2), ones) and _differ(weights.sum(-1), ones)
-    if not is_causal and sums_columns and all(_differ(weights, each) for each in columns):
+    sums_columns = is_equal(weights.sum(-2), ones) and not is_equal(weights.sum(-1), ones)
+    if not is_causal and sums_columns and all(not is_equal(weights, each) for each in columns):
         return Outcome(name, "wrong", "Your columns sum to 1, not your rows; and something else differs")
     if weights.isnan().any() and not right.isnan().any():
         rows = "every row" if weights.isnan().all() else "some rows"
         if not is_causal or (hasattr(module, "causal_mask") and not module.causal_mask.any()):
             said = f"in {rows} the weights are NaN, which is no number: 0/0, ∞ − ∞ or a root below 0"
             return Outcome(name, "wrong", said)
-    return find_variant(name, weights, variants) if _differ(weights, right) else None
+    variants = (Variant(other, said=said) for other, said in wrong)
+    return None if is_equal(weights, right) else find_variant(name, weights, variants)
 
 
 def _describe_unknown(outcome: Outcome, cls: Any) -> Outcome:
     """Return the outcome of a mistake without a name, in the lesson's words as far as they are known."""
-    module, x = cls(**sizes_of(cls)).eval(), _tokens()
+    module, x = cls(**sizes_of(cls)).eval(), draw(B, T, D_MODEL)
     with torch.no_grad():
         out, weights = attend(module, x)
         v = module.W_v(x)
     said = []
-    if _differ(weights.sum(dim=-1), torch.ones(B, T)):
+    if not is_equal(weights.sum(dim=-1), torch.ones(B, T)):
         first = f"the rows of your weights do not sum to 1, the first to {weights[0, 0].sum():.4g}"
-        are_columns = not _differ(weights.sum(dim=-2), torch.ones(B, T))
+        are_columns = is_equal(weights.sum(dim=-2), torch.ones(B, T))
         said.append("Your columns sum to 1, not your rows" if are_columns else first)
     elif scale := _scale_of(cls, HEAD_DIM):
         said.append(f"the scores are multiplied by {scale:.4g}, and should be by {HEAD_DIM**-0.5:.4g}")
-    if out.shape == v.shape and _differ(out, weights @ v):
+    if out.shape == v.shape and not is_equal(out, weights @ v):
         said.append("the output is not weights @ v")
     if not said:
         return outcome
@@ -217,7 +211,7 @@ def _with_both_scales(outcome: Outcome, cls: Any) -> Outcome:
 
 def _scale_of(cls: Any, head_dim: int) -> float:
     """What the scores of a module of this width are multiplied by before softmax; 0 if that is no number."""
-    module, x = cls(**sizes_of(cls, head_dim=head_dim)).eval(), _tokens()
+    module, x = cls(**sizes_of(cls, head_dim=head_dim)).eval(), draw(B, T, D_MODEL)
     with torch.no_grad():
         _, weights = attend(module, x)
         scores = module.W_q(x) @ module.W_k(x).mT
@@ -225,7 +219,7 @@ def _scale_of(cls: Any, head_dim: int) -> float:
     own, plain = weights[:, -1].log().double(), scores[:, -1].double()
     own, plain = own - own.mean(-1, keepdim=True), plain - plain.mean(-1, keepdim=True)
     scale = float((own * plain).sum() / plain.square().sum())
-    return scale if not _differ(own, scale * plain) else 0.0
+    return scale if is_equal(own, scale * plain) else 0.0
 
 
 def example_weights(cls: Any) -> Tensor:
@@ -239,11 +233,3 @@ def example_weights(cls: Any) -> Tensor:
                 projection.bias.zero_()
         weights: Tensor = attend(module, X[None])[1][0]
     return weights
-
-
-def _tokens() -> Tensor:
-    return torch.randn(B, T, D_MODEL, generator=input_generator())
-
-
-def _differ(a: Tensor, b: Tensor) -> bool:
-    return largest_difference(a, b) > TOLERANCE

@@ -6,8 +6,9 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from regard.learn.judges.tables.functions import Case, FunctionTask, draw
+from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.verdicts import example_picture
 from regard.learn.lesson import Outcome, Task
 from regard.stages.example import X

@@ -21,10 +21,11 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
+from regard.learn.judges.tables.equality import largest_difference
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import input_generator
-from regard.learn.judges.tables.verdicts import largest_difference, named_mistake
+from regard.learn.judges.tables.inputs import draw
+from regard.learn.judges.tables.verdicts import named_mistake
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
@@ -61,7 +62,7 @@ def repeats(seed: int = 0) -> Tensor:
 
 def _random_map(seed: int = 0) -> Tensor:
     """A causal map of 12 tokens with random weights."""
-    scores = torch.randn(12, 12, generator=input_generator(seed))
+    scores = draw(12, 12, seed=seed)
     return scores.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
 
 

@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import NAN, wrong_weights
+from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import draw, is_right, largest_difference, named_mistake
+from regard.learn.judges.tables.verdicts import is_right, named_mistake
 from regard.learn.judges.trained_heads import block_of, encode, load_model
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import define, read_pairs, wrong_ways
@@ -33,7 +34,6 @@ from regard.recorder import capture
 TEXT = "the king of the city and the king of"
 SHOWN = (4, 0)  # the layer and head of the picture
 LAYER = 3  # for judging the parts
-TOLERANCE = 1e-4
 FREQUENCIES = "frequencies = 10000.0 ** (-torch.arange(0, D, 2) / D), which is 1 for the first pair"
 WEIGHTS = "q, k = rotate(q), rotate(k) after the heads are split; scores = q @ k.mT / self.head_dim**0.5"
 TURNED = "a cos − b sin, b cos + a sin"
@@ -73,7 +73,7 @@ def layer_call(layer: int) -> LayerCall:
 ROTATE = FunctionTask(
     "transplant",
     "rotate",
-    lambda: (Case("on random vectors", (torch.randn(2, 3, 5, 8, generator=input_generator()),)),),
+    lambda: (Case("on random vectors", (draw(2, 3, 5, 8),)),),
 )
 
 
@@ -87,14 +87,14 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     try:
         answer, right = function(x.clone()), ROTATE.right(x)
     except Exception:
-        return outcome
+        return outcome  # any error of the learner's function; the outcome explains it already
     if answer.shape != x.shape:
         return outcome
     half = x.shape[-1] // 2
-    if largest_difference(answer[..., ::half], right[..., ::half]) < TOLERANCE:
+    if is_equal(answer[..., ::half], right[..., ::half]):
         said = "the first pair turns rightly, by 1 for each position, and others by another angle than theirs"
         return Outcome(name, "wrong", said, hint=FREQUENCIES)
-    if largest_difference(answer[..., 0, :], x[..., 0, :]) > TOLERANCE:
+    if not is_equal(answer[..., 0, :], x[..., 0, :]):
         said = "the first token is changed: at position 0 every angle is 0, its cosine 1 and its sine 0"
         return Outcome(name, "wrong", said, hint=f"{TURNED}, with positions from 0")
     said = "this does not turn the pairs of channel i and channel i + D/2"
@@ -172,7 +172,7 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
         return Outcome(
             name, "wrong", f"expected the weights {tuple(expected.shape)}, got {tuple(weights.shape)}"
         )
-    if largest_difference(weights, expected) > TOLERANCE:
+    if not is_equal(weights, expected):
         difference = largest_difference(weights, expected)
         said = f"in layer {layer} a weight differs from the model's by {difference:.2g}"
         projections, x = _layer_projections(layer), layer_call(layer).x
@@ -181,11 +181,11 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
             _wrong_answers(layer)[0],
             *(wrong_weights(projections, x, heads, turn) for turn in (ROTATE.right, lambda t: t)),
         )
-        if wrong := find_variant(name, weights.nan_to_num(NAN), known, TOLERANCE):
+        if wrong := find_variant(name, weights.nan_to_num(NAN), known):
             return wrong
         if weights.isnan().any():
             said = "some weights are NaN: is there a row in which nothing is visible?"
-        elif largest_difference(weights.sum(dim=-1), torch.ones(weights.shape[:-1])) > TOLERANCE:
+        elif not is_equal(weights.sum(dim=-1), torch.ones(weights.shape[:-1])):
             said = "the rows of what you return do not sum to 1. Are these the scores?"
             return Outcome(
                 name, "wrong", said, hint="return out, weights: the weights are softmax of the scores"
@@ -194,7 +194,7 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
     call = layer_call(layer)
     # Relative, since outputs have other sizes than weights.
     if out.shape != call.out.shape or largest_difference(out, call.out) > TOLERANCE * call.out.abs().max():
-        return find_variant(name, out, _wrong_answers(layer)[1], TOLERANCE) or Outcome(
+        return find_variant(name, out, _wrong_answers(layer)[1]) or Outcome(
             name,
             "wrong",
             "the weights are the model's, and the output is not",

@@ -13,6 +13,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -160,7 +161,8 @@ def is_pretrained(module: nn.Module) -> bool:
     return any(c.__module__ == "transformers.modeling_utils" for c in type(module).__mro__)
 
 
-class EarlierCall(NamedTuple):
+@dataclass(eq=False)
+class EarlierCall:
     """What is remembered of an attention call until its module is called again."""
 
     q: Tensor
@@ -321,13 +323,14 @@ class Listener:
             part = this.part_of(earlier) if earlier else None
             if part is not None or call.again:
                 call = call._replace(part=part, again=False)
-            earlier.append(this._replace(is_part=part is not None))
+            this.is_part = part is not None
+            earlier.append(this)
             if part is None:
                 layer_id = _numbered(layer_id, earlier)
         call = self.receiver.record(layer_id, call)
         slot = self.receiver.last_slot(layer_id.name)
         if earlier and isinstance(call, AttentionCall):
-            earlier[-1] = earlier[-1]._replace(slot=slot)
+            earlier[-1].slot = slot
             # A part that could not be joined has other rows or keys than the tokens, and so has the first
             # one.
             if part is None and len(earlier) > 1 and earlier[-1].is_cut_like(earlier[0]):

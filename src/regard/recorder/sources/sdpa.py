@@ -57,6 +57,7 @@ from regard.recorder.sources.structure_of_models.structure import calling_module
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS
 from regard.support.override import SharedOverride
 from regard.support.torch_internals import (
+    any_autocast_enabled,
     current_function_mode,
     current_transform,
     flash_attention_for_cpu,
@@ -69,6 +70,8 @@ aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
 FUNCTIONS = (original, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 """The function, and the operator that stands for it in exported graphs."""
+FLASH: int = SDPBackend.FLASH_ATTENTION.value
+"""A number, since comparing PyTorch's enumeration takes longer than choosing the kernel."""
 LEAVING = {"numpy", "__array__", "tolist", "__dlpack__"}
 """Functions by which a tensor leaves PyTorch."""
 
@@ -337,8 +340,8 @@ def _with_heads(
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast q, k and v as PyTorch's own attention does while autocast is on."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    # Most calls run without autocast, and to ask for a tensor's device takes longer than this question.
+    if not any_autocast_enabled() or not torch.is_autocast_enabled(device := tensors[0].device.type):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
 
@@ -353,7 +356,7 @@ def _run_with_lse(
     mask, dropout, is_causal, scale, enable_gqa = run.keywords.values()
     # The operators under the function take four dimensions, no broadcast batch and no empty tensor. With
     # dropout a call is not certified, so that the lse is of no use.
-    if q.ndim != 4 or k.ndim != 4 or dropout or len(q) != len(k) or 0 in (*q.shape, *k.shape):
+    if q.ndim != 4 or k.ndim != 4 or dropout or q.shape[0] != k.shape[0] or not (q.numel() and k.numel()):
         return None, None, None
     problem, is_cpu = None, q.device.type == "cpu"
     # PyTorch's `is_causal` aligns queries with the first keys and `causal` with the last: they agree if there
@@ -363,20 +366,20 @@ def _run_with_lse(
         if overview and (results := attend_with_overview(problem)) is not None:
             return results
     # The function itself asks this; the model's output would have other bits on another kernel.
-    choice = SDPBackend(
-        fused_sdp_choice(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    choice = fused_sdp_choice(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
     if is_cpu:
-        if choice != SDPBackend.FLASH_ATTENTION:  # not `is`: PyTorch makes a new object each time
+        if choice != FLASH:
             return None, None, None
         # The operator adds its mask; the function turns booleans into numbers like these before it calls it.
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
         output, lse = flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
         return output, lse.detach(), None
-    if problem is None or choice not in fused_attention.FUSED:
+    if problem is None or (backend := SDPBackend(choice)) not in fused_attention.FUSED:
         return None, None, None
-    return *fused_attention.run(problem, chosen=choice), None
+    return *fused_attention.run(problem, chosen=backend), None
 
 
 def attend_with_overview(problem: AttentionProblem) -> tuple[Tensor, Tensor, KeptOverview] | None:

@@ -69,6 +69,8 @@ def attention_call(
 
 def several_axes(shape: Sequence[int]) -> str | None:
     """Return why queries (…, T, D) with more than two axes before T are not those of texts and heads."""
+    if len(shape) < 5:
+        return None
     # An axis of length 1 cannot stand for windows.
     lead = [n for n in shape[:-2] if n > 1]
     if len(lead) < 3:

@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from regard.heads import SurveyResult
+from regard.heads import SurveyResult, labels
+from regard.heads.measures import query_scores, sink
+from regard.heads.tables import head_sentence
 from regard.heads.tables.score_words import SCORE_WORDS
 from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.policies import RetentionCurve
@@ -237,6 +239,7 @@ class Contents:
             "strongest": row_steps.STRONGEST,
             "scores": [score._asdict() for score in SCORE_WORDS],
             "invisible": ABBREVIATIONS,
+            "measures": _measures(),
         }
 
     def record_retention(self) -> None:
@@ -272,3 +275,20 @@ class Contents:
         if ids is None or layer.stack == "cross" or ids.shape[1] != layer.shape[3]:
             return None
         return ids[self.batch_index]
+
+
+def _measures() -> dict[str, Any]:
+    """Return the constants of scores, labels, sentences and thumbnails, for a page that computes them."""
+    first, latest = query_scores.POLICY
+    return {
+        "near": query_scores.NEAR,
+        "policy": {"first": first, "latest": latest},
+        "min_queries": sink.MIN_QUERIES,
+        "secondary": labels.SECONDARY,
+        "margin": labels.MARGIN,
+        "widening": labels.WIDENING,
+        "wide": head_sentence.WIDE,
+        "narrow": head_sentence.NARROW,
+        "sampled": thumbnails.QUERIES,
+        "most_weights": thumbnails.MOST_WEIGHTS,
+    }

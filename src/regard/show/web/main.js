@@ -13,7 +13,7 @@ import { RunBanner } from "./runs/banner.js";
 import { EditedRuns } from "./runs/edited_runs.js";
 import { makeState, namesMap, typedText } from "./state.js";
 import { Story } from "./story/story.js";
-import { VIEWS } from "./views.js";
+import { offeredViews } from "./views.js";
 
 /** @param {string} id */
 const find = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
@@ -86,8 +86,8 @@ function run(source) {
   app.runs = new EditedRuns(app);
   const banner = new RunBanner(app);
   find("main").before(banner.box);
-  const views = VIEWS.filter((view) => isOffered(view, app.meta));
-  /** @type {Map<typeof VIEWS[number], MadeView>} */
+  const views = offeredViews(app.meta);
+  /** @type {Map<ViewEntry, MadeView>} */
   const made = new Map();
   /** @type {MadeView | null} */
   let current = null;
@@ -162,22 +162,11 @@ function settled(meta, now) {
     ...now,
     text,
     head,
-    view: VIEWS.some((view) => view.name === now.view && isOffered(view, meta))
-      ? now.view
-      : firstView(meta, text),
+    view: offeredViews(meta).some(({ name }) => name === now.view) ? now.view : firstView(meta, text),
     layer: layer.key,
     row: within(now.row, layer.rows),
     col: within(now.col, layer.cols),
   };
-}
-
-/**
- * Whether a view has something to show.
- * @param {typeof VIEWS[number]} view
- * @param {Meta} meta
- */
-function isOffered({ needs }, meta) {
-  return !needs || needs(meta);
 }
 
 /**
@@ -194,7 +183,7 @@ function firstView(meta, text) {
 }
 
 /**
- * @param {typeof VIEWS} views
+ * @param {ViewEntry[]} views
  * @param {App} app
  */
 function makeTabs(views, app) {

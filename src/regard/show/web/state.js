@@ -143,8 +143,8 @@ export function format(state, typed = new Map()) {
  * @param {(state: State) => string} firstView the view of an address that names no view and no place
  */
 export function makeState(typed, firstView) {
-  /** @type {Set<(state: State, before: State) => void>} */
-  const listeners = new Set();
+  /** @type {(() => void)[]} */
+  const listeners = [];
   const read = () => {
     const now = parse(location.hash, typed);
     return { ...now, view: now.view || firstView(now) };
@@ -161,14 +161,11 @@ export function makeState(typed, firstView) {
     if (step) history.pushState(null, "", address);
     else timer = setTimeout(() => history.replaceState(null, "", format(state, typed)), 60); // browsers allow few
   };
-  const tell = (/** @type {State} */ before) => {
-    for (const listener of [...listeners]) listener(state, before);
-  };
+  const tell = () => listeners.forEach((listener) => listener());
   addEventListener("popstate", () => {
-    const before = state;
     clearTimeout(timer);
     state = read();
-    tell(before);
+    tell();
   });
   return {
     get now() {
@@ -176,19 +173,18 @@ export function makeState(typed, firstView) {
     },
     /** @param {Partial<State>} changes */
     set(changes) {
-      const before = state;
-      const next = { ...state, ...changes };
-      const differs = (/** @type {string} */ name) =>
-        next[/** @type {keyof State} */ (name)] !== before[/** @type {keyof State} */ (name)];
-      if (!Object.keys(changes).some(differs)) return;
-      state = next;
-      write(["view", "text", "layer", "head"].some(differs));
-      tell(before);
+      const names = /** @type {(keyof State)[]} */ (Object.keys(changes));
+      const changed = names.filter((name) => changes[name] !== state[name]);
+      if (!changed.length) return;
+      state = { ...state, ...changes };
+      write(
+        ["view", "text", "layer", "head"].some((name) => changed.includes(/** @type {keyof State} */ (name))),
+      );
+      tell();
     },
-    /** @param {(state: State, before: State) => void} listener */
+    /** @param {() => void} listener called when it changes */
     on(listener) {
-      listeners.add(listener);
-      return () => listeners.delete(listener);
+      listeners.push(listener);
     },
   };
 }

@@ -13,7 +13,7 @@ interface App {
   readonly meta: Meta;
   readonly state: State;
   set(changes: Partial<State>): void;
-  on(listener: (state: State) => void): () => void;
+  on(listener: (state: State) => void): void;
   /** Shows a message for some seconds; "" takes it back. */
   status(message: string, seconds?: number): void;
 }
@@ -26,6 +26,8 @@ interface View {
   hide(): void;
 }
 
+type ViewEntry = import("./views.js").ViewEntry;
+
 // ---- What there is: `meta`, made by `Contents.meta` in Python
 
 /** The constants and words that Python and the page share. */
@@ -37,6 +39,28 @@ interface SharedSettings {
   scores: ScoreWords[];
   /** The names of characters that nobody sees. */
   invisible: Record<string, string>;
+  measures: Measures;
+}
+
+/** The constants of scores, labels, sentences and thumbnails, which the model of a page computes. */
+interface Measures {
+  /** Tokens that count as local, the query's own among them. */
+  near: number;
+  /** Of the eviction score: the numbers of first and of latest keys that are kept. */
+  policy: { first: number; latest: number };
+  /** Queries that have to see a sink key, if not more than half of them do. */
+  min_queries: number;
+  /** Scores that many heads have beside their main function. */
+  secondary: string[];
+  /** Above uniform attention, and times the interval, that a label needs. */
+  margin: number;
+  widening: number;
+  /** Normalised entropy from which, and up to which, it is worth a sentence. */
+  wide: number;
+  narrow: number;
+  /** Queries for each row of a thumbnail, and the weights of a head that are computed for it, at most. */
+  sampled: number;
+  most_weights: number;
 }
 
 interface ScoreWords {
@@ -319,15 +343,7 @@ interface Source {
   /** How many tiles to ask for at a time. */
   atOnce: number;
   thumbs(text: number, layer: string): Promise<Thumbs>;
-  tile(
-    text: number,
-    layer: string,
-    head: number,
-    z: number,
-    i: number,
-    j: number,
-    options?: TileOptions,
-  ): Promise<Tile>;
+  tile(question: TileQuestion, signal?: AbortSignal): Promise<Tile>;
   /** A weight for each key; the head or the layer may be "mean". */
   row: AskLine;
   /** A weight for each query. */
@@ -383,11 +399,6 @@ type AskLine = (
 interface Thumbs {
   pictures: Uint8Array; // heads · thumb · thumb
   sinks: { key: number; share: number }[]; // head
-}
-
-interface TileOptions {
-  quantity?: Quantity;
-  signal?: AbortSignal;
 }
 
 /** Cells of 2^z × 2^z tokens or other units, `settings.tile` to a side or fewer at the edges. */
@@ -572,9 +583,6 @@ interface SavedData {
   /** The model that this file holds; null if there is none. */
   model: ModelData | null;
 }
-
-/** The predictions of a text as a saved page keeps them. */
-type PredictionArrays = Pick<Arrays, "ids" | "places" | "probabilities" | "losses" | "ranks">;
 
 /** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
 interface Arrays {
@@ -848,21 +856,15 @@ interface DrawingColours {
   lattice: string;
 }
 
+/** A part of the page that is drawn: where to, its style, and how opaque it is. */
+interface DrawnPart {
+  context: SvgDrawing;
+  style: CSSStyleDeclaration;
+  opacity: number;
+}
+
 /** A canvas's context, or what remembers drawings in the same language. */
 type Drawing = CanvasRenderingContext2D | SvgDrawing;
-
-/** The numbers of the cells in a picture. */
-interface RegionCells {
-  values: Float32Array<ArrayBuffer>;
-  rows: number;
-  cols: number;
-  row: number;
-  col: number;
-  size: number;
-  layer: Layer;
-  meta: Meta;
-  text: number;
-}
 
 interface ChartAxis {
   title: string;

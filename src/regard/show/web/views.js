@@ -29,7 +29,7 @@ function hasTwoHeads({ texts }) {
 /** @typedef {{ name: string, title: string, View: ViewClass, needs?(meta: Meta): boolean }} ViewEntry */
 
 /** @type {ViewEntry[]} */
-export const VIEWS = [
+const VIEWS = [
   { name: "text", title: "Text", View: TextView, needs: hasText },
   { name: "map", title: "Map", View: MapView },
   // The tokens of a vision model alone are patches of its picture.
@@ -47,3 +47,11 @@ export const VIEWS = [
   { name: "survey", title: "Survey", View: SurveyView, needs: (meta) => Boolean(meta.survey) },
   { name: "time", title: "Time", View: TimeView, needs: (meta) => Boolean(meta.time) },
 ];
+
+/**
+ * The views that have something to show.
+ * @param {Meta} meta
+ */
+export function offeredViews(meta) {
+  return VIEWS.filter(({ needs }) => !needs || needs(meta));
+}

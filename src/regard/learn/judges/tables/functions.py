@@ -17,16 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import error_outcome
-from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.relations import describe_relation
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import (
-    check_attention,
-    find_overwritten,
-    is_right,
-    largest_difference,
-)
+from regard.learn.judges.tables.verdicts import check_attention, find_overwritten, is_right
 from regard.learn.lesson import Outcome, Task, Trial
 from regard.learn.mistakes import sentence
 from regard.learn.wrong_ways import (
@@ -40,7 +35,6 @@ from regard.learn.wrong_ways import (
     wrong_ways,
 )
 
-TOLERANCE = 1e-4
 # These functions take tensors with and without an axis for texts, of which the general hint speaks.
 INDEX = (
     "out of bounds for dimension",
@@ -181,7 +175,7 @@ class FunctionTask:
         made = self._made_first()
         told = (first,) if first in made else (*made, first)
         return (
-            find_variant(self.name, _flat(answers, told), self.variants(cases, told), TOLERANCE)
+            find_variant(self.name, _flat(answers, told), self.variants(cases, told))
             or wrong
             or self._checked(function, answers)
             or self._two_wrong_ways(cases, [parts[first] for parts in answers], first)
@@ -193,7 +187,7 @@ class FunctionTask:
     ) -> bool:
         """Whether all answers are right."""
         is_formed = self._wrong_form(cases, answers, expected) is None
-        return is_formed and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE
+        return is_formed and is_equal(_flat(answers), _flat(expected))
 
     def _describe_error(self, error: Exception, module: ModuleType, cases: tuple[Case, ...]) -> Outcome:
         """Return the outcome for an error in the last of these cases; those before it are right."""
@@ -235,7 +229,7 @@ class FunctionTask:
             with contextlib.suppress(Exception):
                 # Case by case: most pairs differ in the first.
                 if all(
-                    _is_equal(self.numbers((case,), right, wrong, (result,)), _flat([[answer]]))
+                    is_equal(self.numbers((case,), right, wrong, (result,)), _flat([[answer]]))
                     for case, answer in zip(cases, answers, strict=True)
                 ):
                     said = self._variant(first, answers[0]).outcome(self.name)
@@ -249,9 +243,7 @@ class FunctionTask:
         """
         order = sorted(range(len(self.results)), key=lambda n: n not in self._made_first())
         # The first if none is: a mask of 0.0 and 1.0 is wrong and has the right numbers.
-        return next(
-            (n for n in order if not _is_equal(_flat(answers, (n,)), _flat(expected, (n,)))), order[0]
-        )
+        return next((n for n in order if not is_equal(_flat(answers, (n,)), _flat(expected, (n,)))), order[0])
 
     def _made_first(self) -> list[int]:
         """The numbers of the results that others are made of."""
@@ -335,11 +327,6 @@ class FunctionTask:
         return Outcome(self.name, "wrong", said, hint=case.hint or self._hint(result))
 
 
-def draw(*shape: int, seed: int) -> Tensor:
-    """Return random numbers, the same for a number and the seed of the judge's inputs."""
-    return torch.randn(*shape, generator=input_generator(seed))
-
-
 def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments with tensors of their own, which a function may overwrite."""
     return tuple(x.clone() if isinstance(x, Tensor) else x for x in arguments)
@@ -347,10 +334,6 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _tensors(answer: Any) -> list[Tensor]:
     return [torch.as_tensor(part).detach() for part in (answer if isinstance(answer, tuple) else (answer,))]
-
-
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and largest_difference(a, b) < TOLERANCE
 
 
 def _flat(answers: list[list[Tensor]], results: Sequence[int] | None = None) -> Tensor:

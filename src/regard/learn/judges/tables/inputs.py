@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
+from torch import Tensor
 
 _seed = ContextVar("seed", default=0)
 
@@ -28,3 +29,8 @@ def inputs_of(seed: int) -> Iterator[None]:
 def input_generator(number: int = 0) -> torch.Generator:
     """Return a new generator for the inputs of a judge, which may number several of them."""
     return torch.Generator().manual_seed(1000 * _seed.get() + number)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Return random numbers, the same for a seed and the number of the judge's inputs."""
+    return torch.randn(*shape, generator=input_generator(seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-4
+from regard.learn.judges.tables.equality import TOLERANCE
 
 
 def describe_relation(answer: Tensor, right: Tensor) -> str:

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard.learn.judges.tables.verdicts import largest_difference
+from regard.learn.judges.tables.equality import is_equal
 from regard.learn.lesson import Outcome
 from regard.learn.mistakes import find_mistake
 from regard.learn.wrong_ways import define, wrong_ways
-
-TOLERANCE = 1e-5
 
 
 class Variant(NamedTuple):
@@ -41,12 +39,9 @@ def edited_variants(noun: str, task: str, run: Callable[[Any], Tensor]) -> Itera
         yield Variant(run(edited), way.mistake, way.said, way.hint)
 
 
-def find_variant(
-    task: str, answer: Tensor, variants: Iterable[Variant], tolerance: float = TOLERANCE
-) -> Outcome | None:
+def find_variant(task: str, answer: Tensor, variants: Iterable[Variant]) -> Outcome | None:
     """Return the outcome of the first variant that a learner's answer equals; None if it equals none."""
     for variant in variants:
-        fits = variant.answer.shape == answer.shape
-        if fits and largest_difference(answer, variant.answer) < tolerance:
+        if is_equal(answer, variant.answer):
             return variant.outcome(task)
     return None

@@ -117,15 +117,3 @@ def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | 
 def attend(module: Any, *inputs: Tensor) -> Any:
     """Return the output and the weights: of the method `attention`, or of a forward pass without one."""
     return module.attention(*inputs) if hasattr(module, "attention") else module(*inputs)
-
-
-def largest_difference(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference of two tensors; infinite where one is not finite."""
-    difference = (a.detach().double() - b.detach().double()).abs().max().item()
-    # NaN is not equal to itself; a difference of NaN must not count as small.
-    return difference if difference == difference else float("inf")
-
-
-def draw(*shape: int) -> Tensor:
-    """Return random numbers, the same at every call."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))

@@ -1,8 +1,8 @@
 """Thumbnails of a layer: a small picture of every head, and its sink key.
 
 A picture of 64 × 64 does not need every query of a long text: for each of its rows at most 16 queries are
-sampled, evenly spaced. The sink key is that of the head scores (`heads/sink.py`), over the same queries. This
-file knows maps; it does not know colours.
+sampled, evenly spaced. The sink key is that of the head scores (`heads/measures/sink.py`), over the same
+queries. This file knows maps; it does not know colours.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ import { isClipped } from "../map/legend.js";
 import { exportMenu } from "../picture/menu.js";
 import { PageView } from "../view.js";
 import { differenceSource } from "./difference.js";
-import { compareFigure } from "./exports.js";
+import { viewFigure } from "../picture/figure.js";
+import { headWords } from "../picture/words.js";
+import { complete } from "../map/figure.js";
 import { LinkedMap } from "./pane.js";
 import { formatPair, pairOf } from "./pair.js";
 import { comparison, scoreTable } from "./score_table.js";
@@ -100,7 +102,7 @@ export class CompareView extends PageView {
     const written = (/** @type {HeadPlace} */ { text, layer, head }) => `${text}-${layer}-${head}`;
     const save = exportMenu(app, {
       name: () => `compare-${this.pair.map(written).join("-with-")}`,
-      picture: () => compareFigure(this),
+      picture: () => this.figure(),
     });
     const bar = element("div", { class: "bar-of-choices" }, this.scale, this.swap, save);
     this.row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
@@ -149,6 +151,20 @@ export class CompareView extends PageView {
 
   hide() {
     for (const pane of this.all) pane.hide();
+  }
+
+  /** The maps side by side, once they are complete. */
+  async figure() {
+    const { app, shown, pair, row } = this;
+    for (const { map } of shown) if (map) await complete(map);
+    const words = await Promise.all(pair.map((place) => headWords(app, place)));
+    const named = words.map((own, n) => ({ ...own, name: "AB"[n] }));
+    return viewFigure([row], {
+      heading: named.map(({ name, heading }) => `${name}: ${heading}`).join("; "),
+      lines: named.map(({ name, lines }) => `${name}: ${lines[0]}`), // what the heads do stands over their maps
+      notes: ["A and B share one scale of colours."],
+      warning: named.flatMap(({ warning }) => warning || []).join(" "),
+    });
   }
 
   /**

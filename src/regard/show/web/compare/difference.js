@@ -1,6 +1,8 @@
 // @ts-check
 // The difference of two heads, wherever each of them is: of two layers, of two texts, of two captures.
 
+import { PLAIN } from "../data/quantity.js";
+
 /**
  * A source whose tiles and rows are those of one head less those of another of the same shape.
  * @param {Source} source
@@ -12,9 +14,9 @@ export function differenceSource(source, a, b) {
   const own = Object.create(source);
   return Object.assign(own, {
     /** @type {Source["tile"]} */
-    async tile(_text, _layer, _head, z, i, j, { signal } = {}) {
+    async tile(question, signal) {
       const [one, other] = await Promise.all(
-        [a, b].map(({ text, layer, head }) => source.tile(text, layer, head, z, i, j, { signal })),
+        [a, b].map((place) => source.tile({ ...question, ...place, quantity: PLAIN }, signal)),
       );
       return tileDifference(one, other);
     },

@@ -14,23 +14,6 @@ export function exact(weight) {
 }
 
 /**
- * The same, and a dash for what is not a number.
- * @param {number | null | undefined} x
- */
-export function weight(x) {
-  return x === null || x === undefined || Number.isNaN(x) ? "–" : exact(x);
-}
-
-/**
- * A share with few digits, for labels: 0.31.
- * @param {number | null | undefined} x
- */
-export function share(x) {
-  if (x === null || x === undefined || Number.isNaN(x)) return "–";
-  return minus(Math.abs(x) >= 0.995 ? x.toFixed(1) : x.toFixed(2));
-}
-
-/**
  * Any number, with so many decimals; −∞ and the like as signs.
  * @param {number | null | undefined} x
  * @param {number} [digits]
@@ -102,6 +85,14 @@ export function bytes(n) {
 export function milliseconds(seconds) {
   const ms = seconds * 1000;
   return ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : `${ms >= 100 ? ms.toFixed(0) : ms.toFixed(1)} ms`;
+}
+
+/**
+ * Words with a capital letter and a full stop.
+ * @param {string} words
+ */
+export function asSentence(words) {
+  return `${words[0].toUpperCase()}${words.slice(1)}`.replace(/[^.]$/, "$&.");
 }
 
 /**

@@ -14,9 +14,7 @@ const AT_ONCE = 2; // so that the next question is there when an answer leaves
 export function nearestLayer(all, left, chosen) {
   const at = Math.max(0, all.indexOf(chosen));
   const far = (/** @type {string} */ key) => Math.abs(all.indexOf(key) - at - 0.1);
-  let best;
-  for (const key of left) if (best === undefined || far(key) < far(best)) best = key;
-  return best;
+  return [...left].sort((a, b) => far(a) - far(b))[0];
 }
 
 export class LayerQueue {
@@ -31,7 +29,7 @@ export class LayerQueue {
     this.layers = [];
     /** @type {Set<string>} */
     this.left = new Set();
-    this.chosen = "";
+    this.chosen = ""; // comes first, and may change
     this.done = 0;
     this.running = 0;
     this.stopped = false;
@@ -48,14 +46,6 @@ export class LayerQueue {
     this.round++;
     this.tell(this);
     this.next();
-  }
-
-  /**
-   * Turns to another layer.
-   * @param {string} chosen
-   */
-  turnTo(chosen) {
-    this.chosen = chosen;
   }
 
   /** How many layers there are. */

@@ -1,5 +1,8 @@
 // @ts-check
-// What the meta says of layers and texts, in words: names, doubts, absences.
+// What the meta says of layers and texts, in words: names, doubts, absences; and which head is beside another.
+
+import { clamp } from "./arrays.js";
+import { asSentence } from "./format.js";
 
 /**
  * What the meta says of a layer as it ran on a text.
@@ -50,10 +53,10 @@ export function doubts(layers) {
   const doubtful = layers.filter((one) => !one.evidence.certified);
   if (!doubtful.length) return "";
   const named = doubtful.map((one) => one.key).join(", ");
-  const why = doubtful[0].evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
+  const why = asSentence(doubtful[0].evidence.text.replace(/^not certified: /, ""));
   return (
     `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so these may not be the weights that ` +
-    `the model used. ${why.replace(/[^.]$/, "$&.")}`
+    `the model used. ${why}`
   );
 }
 
@@ -110,4 +113,28 @@ export function textsName(meta) {
 export function captureTitle(meta, text) {
   const { title, model } = meta.texts[text];
   return haveSeveralModels(meta) && model !== title ? `${title}, ${model}` : title;
+}
+
+/**
+ * The head that an arrow key goes to: the one beside, or the one in the same column of the line above or below, which
+ * may be another layer's.
+ * @param {Pick<Layer, "key" | "heads">[]} layers
+ * @param {Pick<State, "layer" | "head">} from
+ * @param {[number, number]} move lines and heads
+ * @param {number} [columns] heads in one line; all of them unless it is given
+ */
+export function headBeside(layers, { layer, head }, [down, right], columns = Infinity) {
+  const y = layers.findIndex((one) => one.key === layer);
+  const { heads } = layers[y];
+  const at = heads.indexOf(head);
+  if (!down) return { layer, head: heads[clamp(at + right, 0, heads.length - 1)] };
+  const [line, column] = [Math.floor(at / columns) + down, at % columns];
+  const lines = Math.ceil(heads.length / columns);
+  if (line >= 0 && line < lines)
+    return { layer, head: heads[clamp(line * columns + column, 0, heads.length - 1)] };
+  const to = layers[y + down];
+  if (!to) return { layer, head };
+  const last = Math.max(0, Math.ceil(to.heads.length / columns) - 1); // line of that layer
+  const first = down > 0 || !last ? 0 : last * columns;
+  return { layer: to.key, head: to.heads[clamp(first + column, 0, to.heads.length - 1)] };
 }

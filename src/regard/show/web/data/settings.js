@@ -3,11 +3,11 @@
 // one of them. They are set once, when the source is opened, before anything is computed or drawn.
 
 /** @type {SharedSettings} */
-export const settings = { tile: 0, thumb: 0, scores: [], invisible: {} };
+export const settings = /** @type {any} */ ({});
 
 /** @param {SharedSettings} meta */
-export function applySettings({ tile, thumb, scores, invisible }) {
-  Object.assign(settings, { tile, thumb, scores, invisible });
+export function applySettings({ tile, thumb, scores, invisible, measures }) {
+  Object.assign(settings, { tile, thumb, scores, invisible, measures });
 }
 
 /**
@@ -38,3 +38,6 @@ export function overviewLevel(T, S) {
 export function cellsAlong(size, z, index) {
   return Math.min(settings.tile, Math.ceil(size / 2 ** z) - index * settings.tile);
 }
+
+/** What the state says of a map that is seen as a whole. */
+export const WHOLE = { x: -1, y: -1, zoom: 0 };

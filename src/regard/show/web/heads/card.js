@@ -1,28 +1,29 @@
 // @ts-check
 // One head in the gallery: its picture, its labels and its scores, with buttons to open and to compare it.
 
-import { element } from "../parts/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { labelTags, labelWords } from "../parts/head_words.js";
 import { settings } from "../data/settings.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { scoreLine } from "./scores.js";
 
 /**
- * Fills a card; the caller listens to its buttons and paints its canvas.
+ * Fills a card; the caller paints its canvas.
  * @param {App} app
  * @param {HeadScores} head
  * @param {Layer} layer
  * @param {Record<string, number>} ends the scores to list, with the number at the end of each one's bar
  * @param {HTMLLIElement} card
+ * @param {{ open: () => void, compare: () => void }} acts of its buttons
  * @returns {HeadCard}
  */
-export function headCard(app, head, layer, ends, card) {
+export function headCard(app, head, layer, ends, card, { open, compare }) {
   const canvas = element("canvas", { width: settings.thumb, height: settings.thumb });
-  const button = element(
-    "button",
+  const button = makeButton(
+    "",
+    open,
     {
       class: "gallery-picture",
-      type: "button",
       tabindex: "-1",
       "aria-label": `Layer ${head.layer}, head ${head.head}: ${labelWords(head)}`,
       "aria-description": head.sentence,
@@ -30,13 +31,7 @@ export function headCard(app, head, layer, ends, card) {
     },
     canvas,
   );
-  const take = element("button", {
-    class: "plain take",
-    type: "button",
-    tabindex: "-1",
-    text: "Compare",
-    "data-off-paper": "",
-  });
+  const take = makeButton("Compare", compare, { class: "plain take", tabindex: "-1", "data-off-paper": "" });
   const title = element("h3", { text: `Layer ${head.layer}, head ${head.head}` });
   const lines = scoreLines(head, ends);
   const cut = headSwitch(app, "Cut");

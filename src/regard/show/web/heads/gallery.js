@@ -6,6 +6,7 @@ import { formatPair } from "../compare/pair.js";
 import { empty } from "../parts/controls.js";
 import { element, onKeys } from "../parts/dom.js";
 import { layerOf } from "../data/layers.js";
+import { WHOLE } from "../data/settings.js";
 import { paintHead } from "../parts/map_scale.js";
 import { headCard } from "./card.js";
 import { galleryTarget, headName } from "./order.js";
@@ -99,10 +100,10 @@ export class Gallery {
     const { app, text } = this;
     this.observer.unobserve(slot);
     const { layer, head } = row;
-    const card = headCard(app, row, layerOf(app.meta, text, layer), this.ends, slot);
-    const whole = { x: -1, y: -1, zoom: 0 };
-    card.button.addEventListener("click", () => app.set({ view: "map", layer, head, ...whole }));
-    card.take.addEventListener("click", () => this.compare({ text, layer, head }));
+    const card = headCard(app, row, layerOf(app.meta, text, layer), this.ends, slot, {
+      open: () => app.set({ view: "map", layer, head, ...WHOLE }),
+      compare: () => this.compare({ text, layer, head }),
+    });
     this.cards.set(name, card);
     this.mark(card);
     this.paint(card);
@@ -127,7 +128,7 @@ export class Gallery {
     const { text, layer, head } = this.app.state;
     const isChosen = layer === place.layer && head === place.head;
     const pair = formatPair(isChosen ? [place] : [{ text, layer, head }, place]);
-    this.app.set({ view: "compare", pair, x: -1, y: -1, zoom: 0 });
+    this.app.set({ view: "compare", pair, ...WHOLE });
   }
 
   /** @param {HeadCard} card */

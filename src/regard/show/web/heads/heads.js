@@ -5,7 +5,7 @@
 import { empty, select } from "../parts/controls.js";
 import { element } from "../parts/dom.js";
 import { some } from "../data/format.js";
-import { LateProgress } from "../parts/progress_panel.js";
+import { ProgressPanel } from "../parts/progress_panel.js";
 import { LayerQueue } from "../data/layer_queue.js";
 import { absences, doubts, otherMixers } from "../data/layers.js";
 import { exportMenu } from "../picture/menu.js";
@@ -29,38 +29,39 @@ export class HeadsView extends PageView {
     this.planned = 0; // the frame that will show what has come: the layers of a saved page come all at once
     /** @type {ReturnType<Gallery["focusedPlace"]>} */
     this.focused = null; // what to focus once its card is there again
-    this.progress = new LateProgress("in-list");
+    this.progress = new ProgressPanel("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(layer),
       (queue) => this.progress.followWork(queue, "Scoring the heads", "layers", "the scores of "),
     );
-    this.controls = makeGalleryControls(app);
+    this.label = select("Label", (value) => app.set({ label: value }));
+    this.layer = select("Layer", (value) => app.set({ layerFilter: value }));
+    this.number = element("p", { class: "small quiet", "aria-live": "polite" }); // of heads that are shown
     this.warning = element("p", { class: "note heads-warning" });
     this.failure = element("div");
     this.matrix = new ScoreMatrix(app);
     this.gallery = new Gallery(app);
-    this.every = element(
-      "section",
-      { "aria-label": "Cards of the heads" },
-      this.controls.bar,
-      help(app.runs.available),
-      this.gallery.list,
-    );
-    this.column = element("div", { class: "column wide" }, this.warning, this.failure);
-    this.column.append(this.progress.box, this.matrix.box, this.every);
     const save = exportMenu(app, {
       name: () => `heads-${app.state.text}`,
       picture: async () => viewFigure([this.column], textWords(app, "what its heads do", app.state.text)),
       table: () => scoreRows(this.heads),
     });
-    this.controls.bar.append(save);
+    this.every = element(
+      "section",
+      { "aria-label": "Cards of the heads" },
+      element("div", { class: "bar-of-choices" }, this.label, this.layer, this.number, save),
+      help(app.runs.available),
+      this.gallery.list,
+    );
+    this.column = element("div", { class: "column wide" }, this.warning, this.failure);
+    this.column.append(this.progress.box, this.matrix.box, this.every);
     root.append(element("div", { class: "scroll" }, this.column));
   }
 
   /** @param {State} state */
   show(state) {
     this.state = state;
-    this.queue.turnTo(state.layer);
+    this.queue.chosen = state.layer;
     if (this.text !== state.text || this.failed) this.open(state);
     else this.arrange();
   }
@@ -102,46 +103,26 @@ export class HeadsView extends PageView {
 
   /** Shows what has come: the matrix, and the cards that are asked for, sorted by the same score. */
   arrange() {
-    const { state, controls } = this;
+    const { state } = this;
     cancelAnimationFrame(this.planned);
     this.planned = 0;
     const text = this.app.meta.texts[this.text];
     this.heads = this.app.headRows.all(this.text, text.layers);
     const { heads } = this;
     this.matrix.show(state, heads);
-    controls.fill(heads, text.layers, state);
+    this.label.fill(labelOptions(heads), state.label);
+    this.layer.fill(["all", ...text.layers.map(({ key }) => key)], state.layerFilter);
     const by = matrixScore(state.headScore, namesOf(heads));
     const shown = labelledFirst(filterHeads(heads, state), by);
     this.every.hidden = !heads.length; // nothing that is hidden can have the focus
     if (heads.length) this.gallery.show(heads, shown, by);
     if (this.focused && this.gallery.focusPlace(this.focused)) this.focused = null; // the same head, in another run
     const all = some(heads.length, "head");
-    controls.number.textContent = shown.length === heads.length ? all : `${shown.length} of ${all}`;
+    this.number.textContent = shown.length === heads.length ? all : `${shown.length} of ${all}`;
     const said = [doubts(text.layers), absences(text.missing), otherMixers(text.others)];
     this.warning.textContent = said.filter(Boolean).join(" ");
     this.warning.hidden = !this.warning.textContent;
   }
-}
-
-/** @param {App} app */
-function makeGalleryControls(app) {
-  const label = select("Label", (value) => app.set({ label: value }));
-  const layer = select("Layer", (value) => app.set({ layerFilter: value }));
-  const number = element("p", { class: "small quiet", "aria-live": "polite" });
-  return {
-    bar: element("div", { class: "bar-of-choices" }, label, layer, number),
-    number, // of heads that are shown
-    /**
-     * Offers what there is.
-     * @param {HeadScores[]} heads
-     * @param {Layer[]} layers
-     * @param {State} state
-     */
-    fill(heads, layers, state) {
-      label.fill(labelOptions(heads), state.label);
-      layer.fill(["all", ...layers.map(({ key }) => key)], state.layerFilter);
-    },
-  };
 }
 
 /**

@@ -9,13 +9,11 @@ import { labelTags, labelWords } from "../parts/head_words.js";
 import { headTable } from "../parts/head_table.js";
 import { layerOf } from "../data/layers.js";
 import { scoreAbout, scoreTitle } from "../data/score_words.js";
-import { settings } from "../data/settings.js";
+import { settings, WHOLE } from "../data/settings.js";
 import { paintHead } from "../parts/map_scale.js";
 import { theme } from "../parts/theme.js";
 import { headName, highestRow, matrixScore } from "./order.js";
 import { namesOf } from "./scores.js";
-
-const WHOLE = { x: -1, y: -1, zoom: 0 };
 
 /** The matrix with the words around it. */
 export class ScoreMatrix {

@@ -5,12 +5,13 @@
 import { ramp } from "../parts/colours.js";
 import { ARROWS, contextOf, element } from "../parts/dom.js";
 import { mapScale } from "../parts/map_scale.js";
-import { LateProgress } from "../parts/progress_panel.js";
+import { ProgressPanel } from "../parts/progress_panel.js";
 import { areWeights, isSigned, PLAIN } from "../data/quantity.js";
 import { theme } from "../parts/theme.js";
 import { setDrawing } from "../picture/canvas_drawings.js";
 import { firstToken, unitAt } from "../data/units.js";
 import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "./camera.js";
+import { WHOLE } from "../data/settings.js";
 import { paperScene } from "./figure.js";
 import { ColourFit, fitTop } from "./tile_image.js";
 import { listen } from "./gestures.js";
@@ -20,7 +21,6 @@ import { levelFor, TilePyramid } from "./tiles.js";
 const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 const STILL = 160; // milliseconds without movement after which the address and the colours follow
-const WHOLE = { x: -1, y: -1, zoom: 0 }; // the state's place of the whole map
 
 /**
  * @typedef {object} MapHooks
@@ -54,9 +54,9 @@ export class MapCanvas {
     });
     this.context = contextOf(this.canvas);
     setDrawing(this.canvas, (context) => {
-      this.forgetColours(); // the page has those of paper at this moment
+      this.colours = null; // the page has those of paper at this moment
       draw(context, paperScene(this.scene()));
-      this.forgetColours();
+      this.colours = null;
     });
     this.camera = new Camera();
     this.pyramid = new TilePyramid(
@@ -66,7 +66,7 @@ export class MapCanvas {
     );
     this.fit = new ColourFit();
     /** @type {DrawingColours | null} */
-    this.colours = null;
+    this.colours = null; // from the style sheet
     /** @type {Point | null} */
     this.hover = null; // in the picture
     this.planned = 0; // the drawing that is due
@@ -79,12 +79,12 @@ export class MapCanvas {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = 0;
     root.append(this.canvas);
-    this.progress = new LateProgress("over-map");
+    this.progress = new ProgressPanel("over-map");
     root.append(this.progress.box);
     listen(this.canvas, this.wishes());
     new ResizeObserver(() => this.plan()).observe(root);
     addEventListener("regard-theme", () => {
-      this.forgetColours();
+      this.colours = null;
       this.plan();
     });
   }
@@ -107,11 +107,6 @@ export class MapCanvas {
     this.refresh();
   }
 
-  /** Takes the colours from the style sheet again. */
-  forgetColours() {
-    this.colours = null;
-  }
-
   hide() {
     this.visible = false;
     this.hover = null;
@@ -124,7 +119,7 @@ export class MapCanvas {
 
   /** Draws, and lets the colours follow. */
   refresh() {
-    this.fit.refresh();
+    this.fit.asked = true;
     this.plan();
   }
 

@@ -94,21 +94,32 @@ function sinkNote({ sink }) {
 }
 
 /**
- * A line for each row of cells; the first two columns name it, the first two lines name the columns.
- * @param {RegionCells} cells
+ * The cells in view, once all have come: a line for each row of them; the first two columns name it, the first two lines
+ * name the columns.
+ * @param {import("./canvas.js").MapCanvas} map
  */
-export function cellRows({ values, rows, cols, row, col, size, layer, meta, text }) {
+export async function mapRows(map) {
+  await complete(map);
+  const { camera, z, state, layer, look, meta } = map.scene();
+  const size = 2 ** z;
+  const { left, top, right, bottom } = camera.frame;
   const named = (/** @type {Axis} */ axis, /** @type {number} */ index) =>
-    visible(tokenAt(meta, text, layer, axis, index));
-  const keys = Array.from({ length: cols }, (_, x) => col + x * size);
+    visible(tokenAt(meta, state.text, layer, axis, index));
+  const places = (/** @type {number} */ first, /** @type {number} */ end) => {
+    const from = Math.max(0, Math.floor(first / size));
+    return Array.from({ length: Math.ceil(end / size) - from }, (_, n) => (from + n) * size);
+  };
+  const keys = places(left, Math.min(right, layer.cols));
+  const value = (/** @type {number} */ query, /** @type {number} */ key) => {
+    const { mass = 0, max = 0 } = map.pyramid.cell(query, key, z) ?? {};
+    return look.reduce === "max" ? Math.max(0, max) : mass;
+  };
   /** @type {TableRow[]} */
   const lines = [
     ["query", "token", ...keys],
     ["", "", ...keys.map((key) => named("keys", key))],
   ];
-  for (let y = 0; y < rows; y++) {
-    const query = row + y * size;
-    lines.push([query, named("queries", query), ...values.subarray(y * cols, (y + 1) * cols)]);
-  }
+  for (const query of places(top, Math.min(bottom, layer.rows)))
+    lines.push([query, named("queries", query), ...keys.map((key) => value(query, key))]);
   return lines;
 }

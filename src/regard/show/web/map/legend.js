@@ -5,24 +5,14 @@ import { last } from "../data/arrays.js";
 import { percent } from "../data/format.js";
 import { PLAIN, spell } from "../data/quantity.js";
 import { settings } from "../data/settings.js";
+import { labelAt } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
 import { css } from "../parts/colours.js";
 import { contextOf, element } from "../parts/dom.js";
 import { theme } from "../parts/theme.js";
 
 /**
- * @typedef {object} LegendOptions
- * @property {ColourScale} scale
- * @property {Quantity} quantity
- * @property {boolean} clipped whether weights above the scale's end are shown in its colour
- * @property {string} note what a cell stands for
- * @property {{ key: number, share: number, token: string } | null} sink that the colours leave out
- * @property {boolean} boundary
- * @property {boolean} hides whether cells in view are hidden
- */
-
-/**
- * Fills `root`; returns {show({scale, quantity, clipped, note, sink, boundary, hides})}.
+ * Fills `root`; `show` says what the colours of a scene mean.
  * @param {HTMLElement} root
  */
 export function legend(root) {
@@ -40,10 +30,16 @@ export function legend(root) {
   let shown = "";
 
   return {
-    /** @param {LegendOptions} what */
-    show({ scale, quantity, clipped, note, sink, boundary, hides }) {
-      prompt.hidden = !boundary;
-      mask.hidden = !hides;
+    /**
+     * @param {Scene} scene
+     * @param {string} note what a cell stands for
+     */
+    show(scene, note) {
+      const { quantity, sink, look, meta, text, layer } = scene;
+      const { scale } = look;
+      const clipped = isClipped(scene);
+      prompt.hidden = !scene.boundary;
+      mask.hidden = !hasHidden(scene);
       const ends = [scale.scale, scale.top, scale.bottom, scale.signed, clipped, quantity.shade];
       const name = [theme(), ...ends, note, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often
@@ -63,7 +59,7 @@ export function legend(root) {
       if (sink) {
         hidden.replaceChildren(
           `Key ${sink.key} `,
-          element("span", { class: "token", text: sink.token }),
+          element("span", { class: "token", text: labelAt(meta, text, layer, "keys", sink.key, 16) }),
           ` receives ${percent(sink.share)} of the attention of the queries that see it. The colours leave it out.`,
         );
         hidden.dataset.share = String(sink.share);

@@ -4,19 +4,20 @@
 
 import { AttributionPanel } from "../parts/attribution_panel.js";
 import { layerOf } from "../data/layers.js";
-import { badge, choice, element, makeButton } from "../parts/dom.js";
+import { badge, choice, element, makeButton, termList } from "../parts/dom.js";
 import { foldedSettings } from "../parts/controls.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, spell } from "../data/quantity.js";
 import { quantityControls } from "../parts/quantity_controls.js";
-import { labelAt, short, tokenAt } from "../data/tokens.js";
+import { short, tokenAt } from "../data/tokens.js";
 import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
-import { mapExports } from "./exports.js";
+import { exportMenu } from "../picture/menu.js";
+import { mapFigure, mapRows } from "./figure.js";
 import { headSentence } from "../parts/head_words.js";
 import { PageView } from "../view.js";
-import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
+import { legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
 import { Thumbnails } from "./thumbnails/thumbnails.js";
@@ -36,11 +37,7 @@ export class MapView extends PageView {
     this.title = element("h2", { id: "map-title" });
     this.proof = element("span");
     this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
-    this.controls = makeControls(app, {
-      redraw: () => this.large.plan(),
-      zoomBy: (factor) => this.large.zoomBy(factor),
-      showWhole: () => this.large.showWhole(),
-    });
+    this.controls = makeControls(this);
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
@@ -66,7 +63,12 @@ export class MapView extends PageView {
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     notes.append(help());
-    this.ends.append(mapExports(this));
+    const save = exportMenu(app, {
+      name: () => `layer-${this.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
+      picture: () => mapFigure(app, this.large, (scene) => this.note(scene)),
+      table: () => mapRows(this.large),
+    });
+    this.ends.append(save);
   }
 
   /** @param {State} state */
@@ -107,17 +109,8 @@ export class MapView extends PageView {
    * @param {Scene} scene
    */
   tell(scene) {
-    const { state, sink, look, hover, cursor } = scene;
-    const { meta } = this.app;
-    this.legend.show({
-      scale: look.scale,
-      quantity: scene.quantity,
-      clipped: isClipped(scene),
-      note: this.note(scene),
-      boundary: scene.boundary !== null,
-      hides: hasHidden(scene),
-      sink: sink && { ...sink, token: labelAt(meta, state.text, this.layer, "keys", sink.key, 16) },
-    });
+    const { state, hover, cursor } = scene;
+    this.legend.show(scene, this.note(scene));
     this.controls.follow(scene);
     this.edges.follow();
     this.tip.hidden = true;
@@ -234,8 +227,8 @@ function tokensIn(frame, layer) {
 
 /** How to move the map and to select cells. */
 function help() {
-  const list = element("dl", { class: "facts spoken" });
-  const lines = [
+  /** @type {[string, string][]} */
+  const keys = [
     ["drag", "move"],
     ["wheel, pinch", "zoom"],
     ["click", "select a cell"],
@@ -245,20 +238,16 @@ function help() {
     ["+ − 0", "zoom, show all"],
     ["Enter", "zoom to the cell"],
   ];
-  for (const [hand, does] of lines) {
-    list.append(element("dt", { class: "mono", text: hand }), element("dd", { text: does }));
-  }
+  const list = element("dl", { class: "facts spoken" }, ...termList(keys, { class: "mono" }));
   const heading = element("h3", { text: "Mouse and keys" });
   return element("div", { class: "notes-block", id: "map-help" }, heading, list);
 }
 
 const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
 
-/**
- * @param {App} app
- * @param {{ redraw: () => void, zoomBy: (factor: number) => void, showWhole: () => void }} wishes what they ask of the map
- */
-function makeControls(app, wishes) {
+/** @param {MapView} view */
+function makeControls(view) {
+  const { app } = view;
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
   const ends = { head: "this head", view: "the view", one: "0 to 1" };
   /** @type {Record<typeof NAMES[number], Choice>} */
@@ -270,15 +259,15 @@ function makeControls(app, wishes) {
   };
   /** @type {(text: string, label: string, act: () => void) => HTMLButtonElement} */
   const button = (text, label, act) => makeButton(text, act, { "aria-label": label, title: label });
-  const quantities = quantityControls(app, "map", wishes.redraw);
+  const quantities = quantityControls(app, "map", () => view.large.plan());
   let pools = true; // whether cells are sums of weights
   const zoom = element("div", { class: "options", role: "group", "aria-label": "Zoom" });
   zoom.append(
-    button("−", "Zoom out", () => wishes.zoomBy(1 / 1.6)),
-    button("+", "Zoom in", () => wishes.zoomBy(1.6)),
+    button("−", "Zoom out", () => view.large.zoomBy(1 / 1.6)),
+    button("+", "Zoom in", () => view.large.zoomBy(1.6)),
   );
   bar.append(...quantities.parts, ...Object.values(choices), zoom);
-  const whole = button("Whole map", "Show the whole map", wishes.showWhole);
+  const whole = button("Whole map", "Show the whole map", () => view.large.showWhole());
   return {
     bar,
     whole,

@@ -2,13 +2,13 @@
 // The notes beside the large map: the weight under the pointer or the cursor, what the chosen query looks at, and what
 // is known of the layer and of the file.
 
-import { exact } from "../data/format.js";
+import { asSentence, exact } from "../data/format.js";
 import { maskWords } from "../data/layers.js";
 import { precisionNote, roundingNote } from "../data/rounding.js";
 import { areWeights, PLAIN, quantityName, quantityTitle, spell } from "../data/quantity.js";
 import { labelAt } from "../data/tokens.js";
 import { firstToken, UNIT } from "../data/units.js";
-import { badge, element } from "../parts/dom.js";
+import { badge, element, termList, tokenLine } from "../parts/dom.js";
 
 const RANKED = 8; // keys that are listed
 
@@ -54,7 +54,7 @@ export class Readout {
     if (weight === null) delete this.number.dataset.weight;
     else this.number.dataset.weight = String(weight);
     this.number.title = String(weight ?? ""); // with all of its digits
-    this.where.replaceChildren(...factRows(facts));
+    this.where.replaceChildren(...termList(facts));
     this.note.textContent = note;
     if (!this.app.runs.isCut(cell, layer)) return;
     this.number.textContent = "cut";
@@ -80,17 +80,9 @@ export class Readout {
       labelAt(app.meta, state.text, layer, axis, index, 18);
     const list = element("ol", { class: "ranked" });
     for (const col of strongestKeys(weights, RANKED)) {
-      const button = element(
-        "button",
-        { type: "button" },
-        element("span", { class: "place", text: String(col) }),
-        " ",
-        element("span", { class: "token", text: token("keys", col) }),
-        " ",
-        element("span", { class: "weight", text: spell(quantity, weights[col]) }),
-      );
-      button.addEventListener("click", () => app.set({ col: firstToken(layer, "keys", col) }));
-      list.append(element("li", {}, button));
+      const weight = element("span", { class: "weight", text: spell(quantity, weights[col]) });
+      const choose = () => app.set({ col: firstToken(layer, "keys", col) });
+      list.append(element("li", {}, tokenLine(col, token("keys", col), weight, choose)));
     }
     const own = element("span", { class: "token", text: token("queries", state.row) });
     ranked.replaceChildren(
@@ -110,7 +102,7 @@ export class Readout {
    * @param {Layer} layer
    */
   showLayer(layer) {
-    const list = element("dl", { class: "facts" }, ...factRows(layerFacts(layer)));
+    const list = element("dl", { class: "facts" }, ...termList(layerFacts(layer)));
     const heading = element("h3", { text: `Layer ${layer.key}` });
     this.about.replaceChildren(heading, ...certificate(layer.evidence), list);
     const { precision, rounding } = this.app.meta;
@@ -133,16 +125,8 @@ function certificate(evidence) {
   const meaning = evidence.certified
     ? `These are the weights that the model used: with its values they give its own attention output. ${axes}`
     : "These may not be the weights that the model used. ";
-  const found = evidence.text.replace(/^(not )?certified:? ?(.)/, (_, not, first) => first.toUpperCase());
-  return [
-    badge(evidence),
-    element("p", { class: "small quiet proof", text: `${meaning}${found.replace(/[^.]$/, "$&.")}` }),
-  ];
-}
-
-/** @param {Fact[]} facts */
-function factRows(facts) {
-  return facts.flatMap(([name, value]) => [element("dt", { text: name }), element("dd", { text: value })]);
+  const found = asSentence(evidence.text.replace(/^(not )?certified:? ?/, ""));
+  return [badge(evidence), element("p", { class: "small quiet proof", text: meaning + found })];
 }
 
 /**

@@ -75,12 +75,7 @@ export class ColourFit {
     this.name = ""; // what it was fitted to
     this.top = 1;
     this.sure = false; // whether all of it was there
-    this.asked = true; // whether to look again
-  }
-
-  /** Looks again, because more of the map came or another part of it is seen. */
-  refresh() {
-    this.asked = true;
+    this.asked = true; // whether to look again, because more came or another part is seen
   }
 
   /**

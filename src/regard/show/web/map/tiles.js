@@ -19,15 +19,7 @@ export function levelFor(pixels, T, S) {
   return Math.min(topLevel(T, S), Math.max(0, Math.round(-Math.log2(pixels))));
 }
 
-/**
- * @typedef {object} PyramidHead
- * @property {number} text
- * @property {string} layer
- * @property {number} head
- * @property {number} T
- * @property {number} S
- * @property {Quantity} quantity
- */
+/** @typedef {HeadPlace & { quantity: Quantity }} PyramidHead */
 
 export class TilePyramid {
   /**
@@ -41,12 +33,10 @@ export class TilePyramid {
     this.changed = changed;
     this.failed = failed;
     this.name = ""; // of the head that it looks at
-    this.text = 0;
-    this.layer = "";
-    this.head = -1;
+    /** @type {PyramidHead} */
+    this.head = { text: 0, layer: "", head: -1, quantity: PLAIN };
     this.T = 0;
     this.S = 0;
-    this.quantity = PLAIN;
     /** @type {LRU<PaintedTile>} */
     this.tiles = new LRU(KEPT);
     /** @type {Map<string, AbortController>} */
@@ -55,14 +45,14 @@ export class TilePyramid {
   }
 
   /**
-   * Turns to a head of a layer on a text.
-   * @param {PyramidHead} pyramid
+   * Turns to a head, whose map has T queries and S keys.
+   * @param {PyramidHead & { T: number, S: number }} pyramid
    */
-  look({ text, layer, head, T, S, quantity }) {
-    const name = [text, layer, head, quantityName(quantity)].join(" ");
+  look({ T, S, ...head }) {
+    const name = [head.text, head.layer, head.head, quantityName(head.quantity)].join(" ");
     if (name === this.name) return;
     for (const [, stop] of this.asked) stop.abort();
-    Object.assign(this, { name, text, layer, head, T, S, quantity });
+    Object.assign(this, { name, head, T, S });
     Object.assign(this, { tiles: new LRU(KEPT), asked: new Map(), stopped: false });
   }
 
@@ -76,19 +66,15 @@ export class TilePyramid {
    */
   cover(frame, z) {
     const { drawn, missing } = this.find(frame, z);
-    this.ask(this.stopped ? [] : [...missing, ...this.wholeMap().missing]);
+    this.ask(this.stopped ? [] : [...missing, ...this.overview().missing]);
     return { drawn, complete: missing.length === 0, missing: missing.length, needed: drawn.length };
   }
 
   /** The whole map at the level at which its colours are fitted; `cover` asks for it. */
   overview() {
-    const { drawn, missing } = this.wholeMap();
-    return { drawn, complete: missing.length === 0 };
-  }
-
-  wholeMap() {
     const { T, S } = this;
-    return this.find({ left: 0, top: 0, right: S, bottom: T }, overviewLevel(T, S));
+    const found = this.find({ left: 0, top: 0, right: S, bottom: T }, overviewLevel(T, S));
+    return { ...found, complete: found.missing.length === 0 };
   }
 
   /**
@@ -178,8 +164,7 @@ export class TilePyramid {
     const stop = new AbortController();
     this.asked.set(key, stop);
     try {
-      const options = { quantity: this.quantity, signal: stop.signal };
-      const tile = await this.source.tile(this.text, this.layer, this.head, z, i, j, options);
+      const tile = await this.source.tile({ ...this.head, z, i, j }, stop.signal);
       if (name !== this.name) return;
       this.tiles.set(key, { ...tile });
     } catch (error) {

@@ -20,17 +20,14 @@ export class LayerAttention {
 
   /**
    * The outputs of all heads for some queries, whose keys are in the cache already.
+   * @param {LayerStep} step
    * @param {WideMatrix} q (rows, H · D)
    * @param {WideMatrix} output (rows, H · D)
-   * @param {number} first position of the first query
-   * @param {number} rows
-   * @param {LayerCache} cache
-   * @param {number} capacity of the cache
-   * @param {LayerLimits} limits
    * @param {(row: number, head: number, lse: number, weights: Float64Array, at: number) => void} note
    */
-  attend(q, output, first, rows, cache, capacity, limits, note) {
+  attend({ first, rows, cache, limits }, q, output, note) {
     const { width: D } = this;
+    const { capacity } = cache;
     const keys = first + rows; // no query sees more
     if (this.weights.length < this.rows * capacity) this.weights = new Float64Array(this.rows * capacity);
     const weights = { data: this.weights, at: 0, step: keys };

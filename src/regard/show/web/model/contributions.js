@@ -4,36 +4,29 @@
 
 import { multiply } from "./products.js";
 
-/** What was added to the residual stream at one position. */
-class StreamParts {
-  /**
-   * @param {LanguageModel} model
-   * @param {WideMatrix} embedding of the token there
-   */
-  constructor({ config: { num_layers, d_model } }, embedding) {
-    this.width = d_model;
-    this.embedding = embedding.data;
-    /** @type {Float64Array[]} */
-    this.heads = new Array(num_layers); // the heads' outputs, H · D
-    /** @type {Float64Array[]} */
-    this.mlps = new Array(num_layers);
-    this.stream = Float64Array.from(embedding.data);
-  }
-
-  queries() {}
-
-  row() {}
-
-  /** @type {LayerNote["outputs"]} */
-  outputs(layer, _first, _rows, { data, step }) {
-    this.heads[layer] = data.slice(0, step);
-  }
-
-  /** @type {LayerNote["added"]} */
-  added(layer, isMlp, { data }) {
-    for (let i = 0; i < this.width; i++) this.stream[i] += data[i];
-    if (isMlp) this.mlps[layer] = data.slice(0, this.width);
-  }
+/**
+ * Computes one position of a text once more, from the keys and values of the tokens before it: its hidden state, the
+ * residual stream before the final norm, and what was added to it.
+ * @param {Reading} reading
+ * @param {number} position
+ */
+async function addedTo({ model, ids, cuts, cache }, position) {
+  const embedding = model.embed([ids[position]], position).data;
+  const stream = Float64Array.from(embedding);
+  /** @type {Float64Array[]} */
+  const heads = []; // the outputs of each layer's heads, H · D
+  /** @type {Float64Array[]} */
+  const mlps = [];
+  /** @type {LayerNote} */
+  const note = {
+    outputs: (layer, _first, _rows, { data, step }) => (heads[layer] = data.slice(0, step)),
+    added(layer, isMlp, { data }) {
+      stream.forEach((_, i) => (stream[i] += data[i]));
+      if (isMlp) mlps[layer] = data.slice(0, stream.length);
+    },
+  };
+  const states = await model.states([ids[position]], { ...cache, length: position }, { cuts, note });
+  return { state: states.data, embedding, stream, heads, mlps };
 }
 
 /**
@@ -62,14 +55,11 @@ function direction({ config, weights }, stream, token) {
  * @returns {Promise<LogitParts>}
  */
 export async function attribute(reading, position, token) {
-  const { model, ids, cuts } = reading;
+  const { model } = reading;
   const { num_layers, num_heads: H, head_dim: D, d_model } = model.config;
-  const parts = new StreamParts(model, model.embed([ids[position]], position));
-  // The model computes this position once more, from the keys and values of the tokens before it.
-  const cache = { ...reading.cache, length: position };
-  const states = await model.states([ids[position]], cache, { cuts, note: parts });
+  const parts = await addedTo(reading, position);
   const { unembedding } = model.weights;
-  const logit = dot(states.data, unembedding.subarray(token * d_model, (token + 1) * d_model));
+  const logit = dot(parts.state, unembedding.subarray(token * d_model, (token + 1) * d_model));
   const along = direction(model, parts.stream, token);
   const directions = Array.from({ length: num_layers }, (_, layer) => throughOutput(model, layer, along));
   const heads = directions.map((all, layer) =>

@@ -26,10 +26,10 @@ export class Cache {
    */
   constructor({ num_layers, num_kv_heads, head_dim }, capacity) {
     const size = num_kv_heads * head_dim * capacity;
-    this.capacity = capacity;
     this.length = 0;
     /** @type {LayerCache[]} */
     this.layers = Array.from({ length: num_layers }, () => ({
+      capacity,
       k: new Float32Array(size),
       v: new Float32Array(size),
     }));
@@ -71,8 +71,10 @@ export class LanguageModel {
       for (let row = 0; row < ids.length; row += CHUNK) {
         const rows = Math.min(CHUNK, ids.length - row);
         tell(layer, row / ids.length);
-        this.addAttention(layer, x, row, rows, cache, limits, note);
-        this.addFeedForward(layer, x, row, rows, note);
+        const first = cache.length + row;
+        const step = { layer, x, row, rows, first, cache: cache.layers[layer], limits, note };
+        this.addAttention(step);
+        this.addFeedForward(step);
         await pause();
       }
     }
@@ -138,55 +140,46 @@ export class LanguageModel {
   norm(norm, x, row, y, to) {
     const { d_model, norm: kind, norm_eps } = this.config;
     const [from, at] = [x.at + row * x.step, y.at + to * y.step];
-    if (kind === "rms") rmsNorm(x.data, from, y.data, at, d_model, norm.weight, norm_eps);
-    else layerNorm(x.data, from, y.data, at, d_model, norm, norm_eps);
+    const [source, target] = [x.data.subarray(from, from + d_model), y.data.subarray(at, at + d_model)];
+    if (kind === "rms") rmsNorm(source, target, norm.weight, norm_eps);
+    else layerNorm(source, target, norm, norm_eps);
   }
 
   /**
    * Adds the attention's output to some rows of the residual stream; their keys and values go into the cache.
-   * @param {number} layer
-   * @param {WideMatrix} x
-   * @param {number} row
-   * @param {number} rows
-   * @param {Cache} cache
-   * @param {LayerLimits} limits
-   * @param {LayerNote | null} note
+   * @param {LayerStep} step
    */
-  addAttention(layer, x, row, rows, cache, limits, note) {
+  addAttention(step) {
+    const { layer, x, row, rows, note } = step;
     const { d_model, num_heads: H, head_dim: D } = this.config;
     const weights = this.weights.layers[layer];
     for (let n = 0; n < rows; n++) this.norm(weights.attentionNorm, x, row + n, this.normed, n);
     linear(this.normed, weights.qkv, this.qkv, rows, this.qkv.step, d_model);
-    const first = cache.length + row;
-    this.place(weights, first, rows, cache.layers[layer], cache.capacity);
-    note?.queries(layer, row, rows, this.qkv);
+    this.place(step, weights);
+    note?.queries?.(layer, row, rows, this.qkv);
     const { attention, heads, added } = this;
-    attention.attend(this.qkv, heads, first, rows, cache.layers[layer], cache.capacity, limits, (...one) =>
-      note?.row(layer, row, ...one),
-    );
+    attention.attend(step, this.qkv, heads, (...one) => note?.row?.(layer, row, ...one));
     note?.outputs(layer, row, rows, heads);
     linear(heads, weights.out, added, rows, d_model, H * D);
-    note?.added(layer, false, added);
+    note?.added?.(layer, false, added);
     add(x, row, added, rows, d_model);
   }
 
   /**
    * Norms and rotates queries and keys where the model does, and puts keys and values into the cache.
+   * @param {LayerStep} step
    * @param {LayerWeights} weights
-   * @param {number} first position
-   * @param {number} rows
-   * @param {LayerCache} cache
-   * @param {number} capacity
    */
-  place({ queryNorm, keyNorm }, first, rows, { k, v }, capacity) {
+  place({ first, rows, cache: { k, v, capacity } }, { queryNorm, keyNorm }) {
     const { num_heads: H, num_kv_heads: G, head_dim: D, norm_eps } = this.config;
     const { data, step } = this.qkv;
     for (let row = 0; row < rows; row++) {
       for (let head = 0; head < H + G; head++) {
         const at = row * step + head * D;
+        const vector = data.subarray(at, at + D);
         const norm = head < H ? queryNorm : keyNorm;
-        if (norm) rmsNorm(data, at, data, at, D, norm, norm_eps);
-        if (this.rotary) rotate(data, at, D, this.rotary, first + row);
+        if (norm) rmsNorm(vector, vector, norm, norm_eps);
+        if (this.rotary) rotate(vector, this.rotary, first + row);
       }
       for (let g = 0; g < G; g++) {
         const [key, value] = [row * step + (H + g) * D, row * step + (H + G + g) * D];
@@ -200,21 +193,17 @@ export class LanguageModel {
 
   /**
    * Adds the MLP's output to some rows of the residual stream.
-   * @param {number} layer
-   * @param {WideMatrix} x
-   * @param {number} row
-   * @param {number} rows
-   * @param {LayerNote | null} note
+   * @param {LayerStep} step
    */
-  addFeedForward(layer, x, row, rows, note) {
+  addFeedForward({ layer, x, row, rows, note }) {
     const { d_model, intermediate_size, activation } = this.config;
     const weights = this.weights.layers[layer];
     for (let n = 0; n < rows; n++) this.norm(weights.feedForwardNorm, x, row + n, this.normed, n);
     linear(this.normed, weights.up, this.inner, rows, this.inner.step, d_model);
     for (let n = 0; n < rows; n++)
-      activate(activation, this.inner.data, n * this.inner.step, intermediate_size);
+      activate(activation, this.inner.data.subarray(n * this.inner.step), intermediate_size);
     linear(this.inner, weights.down, this.added, rows, d_model, intermediate_size);
-    note?.added(layer, true, this.added);
+    note?.added?.(layer, true, this.added);
     add(x, row, this.added, rows, d_model);
   }
 }

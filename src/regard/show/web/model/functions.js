@@ -2,51 +2,44 @@
 // Norms, activations and rotary positions, row by row, in double precision.
 
 /**
- * RMSNorm of `width` numbers from one place to another (which may be the same): x / √(mean(x²) + ε) · weight.
+ * RMSNorm of a row into another, which may be the same: x / √(mean(x²) + ε) · weight.
  * @param {Float64Array} x
- * @param {number} at
  * @param {Float64Array} y
- * @param {number} to
- * @param {number} width
  * @param {Float32Array} weight
  * @param {number} epsilon
  */
-export function rmsNorm(x, at, y, to, width, weight, epsilon) {
+export function rmsNorm(x, y, weight, epsilon) {
   let squares = 0;
-  for (let i = 0; i < width; i++) squares += x[at + i] * x[at + i];
-  const factor = 1 / Math.sqrt(squares / width + epsilon);
-  for (let i = 0; i < width; i++) y[to + i] = x[at + i] * factor * weight[i];
+  for (let i = 0; i < x.length; i++) squares += x[i] * x[i];
+  const factor = 1 / Math.sqrt(squares / x.length + epsilon);
+  for (let i = 0; i < x.length; i++) y[i] = x[i] * factor * weight[i];
 }
 
 /**
  * LayerNorm: the same of x less its mean, plus a bias.
  * @param {Float64Array} x
- * @param {number} at
  * @param {Float64Array} y
- * @param {number} to
- * @param {number} width
  * @param {Norm} norm
  * @param {number} epsilon
  */
-export function layerNorm(x, at, y, to, width, { weight, bias }, epsilon) {
+export function layerNorm(x, y, { weight, bias }, epsilon) {
   let sum = 0;
-  for (let i = 0; i < width; i++) sum += x[at + i];
-  const mean = sum / width;
+  for (let i = 0; i < x.length; i++) sum += x[i];
+  const mean = sum / x.length;
   let squares = 0;
-  for (let i = 0; i < width; i++) squares += (x[at + i] - mean) ** 2;
-  const factor = 1 / Math.sqrt(squares / width + epsilon);
-  for (let i = 0; i < width; i++) y[to + i] = (x[at + i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
+  for (let i = 0; i < x.length; i++) squares += (x[i] - mean) ** 2;
+  const factor = 1 / Math.sqrt(squares / x.length + epsilon);
+  for (let i = 0; i < x.length; i++) y[i] = (x[i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
 }
 
 /**
  * The activation of an MLP, in place: a row of `width` numbers, for "swiglu" a gate and then a value.
  * @param {ModelConfig["activation"]} name
  * @param {Float64Array} x
- * @param {number} at
  * @param {number} width of what remains
  */
-export function activate(name, x, at, width) {
-  for (let i = at; i < at + width; i++) {
+export function activate(name, x, width) {
+  for (let i = 0; i < width; i++) {
     const u = x[i];
     if (name === "swiglu") x[i] = (u / (1 + Math.exp(-u))) * x[i + width];
     else if (name === "gelu") x[i] = 0.5 * u * (1 + errorFunction(u / Math.SQRT2));
@@ -98,17 +91,15 @@ function scaled(frequency, scaling) {
 /**
  * Rotates a query or key of one head in place.
  * @param {Float64Array} x
- * @param {number} at where it begins
- * @param {number} D
  * @param {{ cos: Float64Array, sin: Float64Array }} table
  * @param {number} position
  */
-export function rotate(x, at, D, { cos, sin }, position) {
-  const half = D / 2;
+export function rotate(x, { cos, sin }, position) {
+  const half = x.length / 2;
   for (let i = 0; i < half; i++) {
-    const [a, b] = [x[at + i], x[at + half + i]];
+    const [a, b] = [x[i], x[half + i]];
     const [c, s] = [cos[position * half + i], sin[position * half + i]];
-    x[at + i] = a * c - b * s;
-    x[at + half + i] = b * c + a * s;
+    x[i] = a * c - b * s;
+    x[half + i] = b * c + a * s;
   }
 }

@@ -1,41 +1,33 @@
 // @ts-check
 // Continues a text token by token with a KV cache and, if asked, without one as well, and measures both.
-// The lines that it tells are those of `cli/model.py`, which the Write view draws.
+// The lines that it tells are those of `cli/parts/model.py`, which the Write view draws.
 
 import { Cache } from "./forward.js";
 import { sampleToken } from "./predictions.js";
 
 const MOST_PIECES = 4; // tokens that may share a character
 
-/** One run of the model on some tokens: the logits after the last, and the seconds that it took. */
-class TimedRun {
-  /**
-   * @param {LanguageModel} model
-   * @param {Pause} pause
-   */
-  constructor(model, pause) {
-    this.model = model;
-    this.pause = pause;
-  }
-
-  /**
-   * @param {number[]} ids
-   * @param {Cache} cache
-   */
-  async logits(ids, cache) {
-    const began = performance.now();
-    let waited = 0; // for others, which is no time of the model
-    const pause = async () => {
+/**
+ * One run of the model on some tokens: the logits after the last, and the seconds that it took.
+ * @param {LanguageModel} model
+ * @param {Pause} pause
+ * @param {number[]} ids
+ * @param {Cache} cache
+ */
+async function timedLogits(model, pause, ids, cache) {
+  const began = performance.now();
+  let waited = 0; // for others, which is no time of the model
+  const states = await model.states(ids, cache, {
+    async pause() {
       const since = performance.now();
-      await this.pause();
+      await pause();
       waited += performance.now() - since;
-    };
-    const states = await this.model.states(ids, cache, { pause });
-    const { vocab_size } = this.model.config;
-    const logits = { data: new Float64Array(vocab_size), at: 0, step: vocab_size };
-    this.model.logits(states, ids.length - 1, 1, logits);
-    return { logits: logits.data, seconds: (performance.now() - began - waited) / 1000 };
-  }
+    },
+  });
+  const { vocab_size } = model.config;
+  const logits = { data: new Float64Array(vocab_size), at: 0, step: vocab_size };
+  model.logits(states, ids.length - 1, 1, logits);
+  return { logits: logits.data, seconds: (performance.now() - began - waited) / 1000 };
 }
 
 /**
@@ -47,7 +39,6 @@ class TimedRun {
  */
 export async function generate(model, prompt, options, { pause, tell, texts }) {
   const { config } = model;
-  const run = new TimedRun(model, pause);
   const limit = Math.min(options.tokens, config.context_length - prompt.length);
   const cache = new Cache(config, prompt.length + limit);
   const ids = [...prompt];
@@ -57,7 +48,7 @@ export async function generate(model, prompt, options, { pause, tell, texts }) {
   tell({ start: { tokens: texts(prompt), layers: config.num_layers } });
   while (steps.length < limit && !ended) {
     const fresh = ids.slice(cache.length);
-    const { logits, seconds } = await run.logits(fresh, cache);
+    const { logits, seconds } = await timedLogits(model, pause, fresh, cache);
     const id = sampleToken(logits, options.temperature);
     const token = texts([...ids.slice(prompt.length), id].slice(-MOST_PIECES)).at(-1) ?? "";
     const counts = countStep(config, ids.length, fresh.length);
@@ -68,7 +59,7 @@ export async function generate(model, prompt, options, { pause, tell, texts }) {
   }
   for (const [step, cached] of steps.entries()) {
     const before = ids.slice(0, prompt.length + step);
-    const { logits, seconds } = await run.logits(before, new Cache(config, before.length));
+    const { logits, seconds } = await timedLogits(model, pause, before, new Cache(config, before.length));
     const same = sampleToken(logits, 0) === sampleToken(cached, 0);
     tell({ again: { step, seconds, difference: furthest(cached, logits), same } });
   }

@@ -1,12 +1,10 @@
 // @ts-check
-// The scores of a head on a text and those of uniform attention, as `heads/query_scores.py` defines them, and one sentence
-// about the clearest of them, in the words of `heads/head_sentence.py`. Each score is the mean over the queries for which it
+// The scores of a head on a text and those of uniform attention, as `query_scores.py` defines them, and one sentence
+// about the clearest of them, in the words of `head_sentence.py`. Each score is the mean over the queries for which it
 // is defined, with a 95% interval over blocks of the text. Shuffled baselines and labels need the library.
 
+import { settings } from "../data/settings.js";
 import { sinkKey } from "./thumbnail.js";
-
-const NEAR = 8; // tokens that count as local, the query's own among them
-const POLICY = { sinks: 4, window: 64 }; // of the eviction score
 
 /** @typedef {Record<string, number | null>} QueryScores null where a score is not defined */
 /** @typedef {{ places: number[], earlier: number }} Copies */
@@ -127,6 +125,7 @@ export async function headScores(head, ids, pause) {
  * @returns {QueryScores}
  */
 function queryScores(line, query, keys, copies, nulls) {
+  const { near, policy } = settings.measures;
   let [entropy, distance, total, local, evicted] = [0, 0, 0, 0, 0];
   for (let key = 0; key <= query; key++) {
     const weight = line[key];
@@ -134,8 +133,8 @@ function queryScores(line, query, keys, copies, nulls) {
     entropy -= weight * Math.log(weight);
     distance += weight * (query - key);
     total += weight;
-    if (query - key < NEAR) local += weight;
-    if (key >= POLICY.sinks && query - key >= POLICY.window) evicted += weight;
+    if (query - key < near) local += weight;
+    if (key >= policy.first && query - key >= policy.latest) evicted += weight;
   }
   let [duplicate, induction] = [0, 0];
   for (let n = 0; n < copies.earlier; n++) {
@@ -173,35 +172,31 @@ function earlierCopies(ids) {
   });
 }
 
-const [WIDE, NARROW] = [0.8, 0.4]; // normalised entropy from which, and up to which, it is worth a sentence
-const SECONDARY = ["sink", "local"]; // many heads have them beside their main function
-
-const [MARGIN, WIDENING] = [0.1, 2]; // above uniform attention, and times the interval, that a label needs
-
 /**
  * @param {Record<string, Score>} scores
  * @param {{ targets: Record<string, string>, min_scores: Record<string, number> }} words where the attention of a score
  *   goes, and the least that its label needs
  */
 export function describeScores(scores, { targets, min_scores }) {
+  const { wide, narrow, secondary, margin, widening } = settings.measures;
   const entropy = scores.normalised_entropy?.value ?? null;
-  if (entropy !== null && entropy >= WIDE)
+  if (entropy !== null && entropy >= wide)
     return entropySentence("it spreads its attention almost evenly over the tokens that it sees", entropy);
   const clearest = Object.keys(targets)
     .flatMap((name) => {
       const { value, null: base } = scores[name] ?? { value: null };
       if (value === null || base === null || base === undefined) return [];
-      const above = (value - base) * (SECONDARY.includes(name) ? 0.5 : 1);
+      const above = (value - base) * (secondary.includes(name) ? 0.5 : 1);
       return [{ name, value, base, above }];
     })
     .sort((a, b) => b.above - a.above)[0];
   if (clearest && clearest.above > 0) {
     const { name, value, base } = clearest;
     const { low, high } = scores[name];
-    const unsure = value >= min_scores[name] && value - WIDENING * (value - (low ?? value)) < base + MARGIN;
+    const unsure = value >= min_scores[name] && value - widening * (value - (low ?? value)) < base + margin;
     const interval = unsure ? ` (95% interval ${Math.round(100 * (low ?? 0))}–${percentage(high ?? 1)})` : "";
     let beginning = "It";
-    if (value < base + MARGIN) beginning = "Nothing stands out: it";
+    if (value < base + margin) beginning = "Nothing stands out: it";
     else if (value < min_scores[name]) beginning = "Not clear enough for a label: it";
     else if (unsure) beginning = "Too few tokens to be sure: it";
     return (
@@ -210,7 +205,7 @@ export function describeScores(scores, { targets, min_scores }) {
     );
   }
   if (entropy === null) return "Nothing stands out: no score is above that of uniform attention.";
-  const where = entropy <= NARROW ? "few tokens at a time" : "some tokens more than on others";
+  const where = entropy <= narrow ? "few tokens at a time" : "some tokens more than on others";
   return entropySentence(`its attention is on ${where}`, entropy);
 }
 

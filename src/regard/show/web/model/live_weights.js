@@ -5,7 +5,7 @@
 import { LRU, once } from "../data/lru.js";
 import { unpackArrays, unpackJson } from "../source/arithmetic/packed.js";
 import { pauseOf } from "../source/arithmetic/responder.js";
-import { namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
+import { describePrediction, namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
 import { attribute, logitFactors, valueNorms } from "./contributions.js";
 import { compareOutputs } from "./evidence.js";
 import { LanguageModel } from "./forward.js";
@@ -187,9 +187,10 @@ export class LiveWeights extends SavedWeights {
   }
 
   /** @type {SavedWeights["parts"]} */
-  async parts(text, layer, head, quantity) {
+  async parts(question) {
+    const { text, quantity } = question;
     if (quantity.shade !== "weights" && !this.meta.texts[text].predicted?.positions) await this.reading(text);
-    return super.parts(text, layer, head, quantity);
+    return super.parts(question);
   }
 
   /**
@@ -233,7 +234,7 @@ export class LiveWeights extends SavedWeights {
     this.meta.texts.push(meta);
     for (const layer of meta.layers) layer.evidence = await this.evidence(number, layer, reading);
     const { layer, head } = this.meta.start ?? { layer: meta.layers[0].key, head: meta.layers[0].heads[0] };
-    meta.telling = tellingQuery(await this.head(number, layer, head), texts);
+    meta.telling = tellingQuery(await this.head({ text: number, layer, head }), texts);
     return { number, meta };
   }
 
@@ -271,7 +272,9 @@ export class LiveWeights extends SavedWeights {
    * @param {Reading} reading
    */
   async evidence(text, layer, reading) {
-    const heads = await Promise.all(layer.heads.map((head) => this.prepare(text, layer.key, head)));
+    const heads = await Promise.all(
+      layer.heads.map((head) => this.prepare({ text, layer: layer.key, head })),
+    );
     const { v } = await this.block(layer.values_block ?? "");
     const { heads: cut } = reading.model.limits(layer.number, reading.cuts);
     return compareOutputs(heads, v, reading.records[layer.number].sampled, cut, layer.mask);
@@ -367,8 +370,12 @@ export class LiveWeights extends SavedWeights {
     if (this.blocks[`predictions-${text}`]) return super.prediction({ text, position });
     const { tokenizer } = await this.ready();
     const { predictions } = await this.reading(text);
-    const texts = this.meta.texts[text].tokens ?? [];
-    return predictions.at(position, (id) => tokenizer.text(id), texts);
+    return describePrediction(
+      predictions,
+      (place) => ({ id: predictions.tokens[place], token: tokenizer.text(predictions.tokens[place]) }),
+      this.meta.texts[text].tokens,
+      position,
+    );
   }
 
   /**
@@ -377,7 +384,7 @@ export class LiveWeights extends SavedWeights {
    */
   async thumbs({ text, layer }, pause) {
     const { heads } = namedLayer(this.meta, text, layer);
-    const all = await Promise.all(heads.map((head) => this.prepare(text, layer, head)));
+    const all = await Promise.all(heads.map((head) => this.prepare({ text, layer, head })));
     return thumbnails(all, this.meta.thumb, pause);
   }
 
@@ -392,7 +399,7 @@ export class LiveWeights extends SavedWeights {
     const ids = this.readings.get(text)?.ids ?? [];
     const rows = [];
     for (const [number, head] of about.heads.entries()) {
-      const scored = await headScores(await this.prepare(text, layer, head), ids, pause);
+      const scored = await headScores(await this.prepare({ text, layer, head }), ids, pause);
       const kv_head = Math.floor(number / about.group);
       const sentence = describeScores(scored.scores, this.about);
       rows.push({ layer, head, kv_head, label: null, untested: true, sentence, ...scored });

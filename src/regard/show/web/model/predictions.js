@@ -58,29 +58,6 @@ export class Predictions {
     const loss = count ? this.losses.reduce((a, b) => a + b, 0) / count : null;
     return { loss, tokens: count, likeliest: this.kept };
   }
-
-  /**
-   * What is expected after a position.
-   * @param {number} position
-   * @param {(id: number) => string} word the text of a token by itself
-   * @param {string[]} texts of the text's tokens
-   * @returns {Prediction}
-   */
-  at(position, word, texts) {
-    const likeliest = Array.from({ length: this.kept }, (_, n) => {
-      const id = this.tokens[position * this.kept + n];
-      return { id, token: word(id), probability: this.probabilities[position * this.kept + n] };
-    });
-    if (position >= this.losses.length) return { position, likeliest, next: null };
-    const loss = this.losses[position];
-    const next = {
-      token: texts[position + 1],
-      probability: Math.exp(-loss),
-      rank: this.ranks[position],
-      loss,
-    };
-    return { position, likeliest, next };
-  }
 }
 
 /**

@@ -61,7 +61,7 @@ export class Reading {
     }
   }
 
-  /** @type {LayerNote["queries"]} */
+  /** @type {NonNullable<LayerNote["queries"]>} */
   queries(layer, first, rows, { data, at, step }) {
     const { num_heads: H, head_dim: D } = this.model.config;
     const { q } = this.records[layer];
@@ -73,7 +73,7 @@ export class Reading {
     }
   }
 
-  /** @type {LayerNote["row"]} */
+  /** @type {NonNullable<LayerNote["row"]>} */
   row(layer, first, row, head, lse) {
     this.records[layer].lse[head * this.ids.length + first + row] = lse;
   }
@@ -113,8 +113,6 @@ export class Reading {
         for (let t = 0; t < T; t++) values[(g * T + t) * D + d] = v[(g * D + d) * T + t];
     return values;
   }
-
-  added() {}
 
   /** @param {number} layer */
   mask(layer) {

@@ -1,9 +1,7 @@
 // @ts-check
 // Thumbnails of a layer: a small picture of every head, and its sink key, as `thumbnails.py` defines them.
 
-const QUERIES = 16; // sampled for each row of the picture
-const MOST_WEIGHTS = 1 << 23; // computed for a head
-const MIN_QUERIES = 16; // that have to see a sink key, or more than half of them
+import { settings } from "../data/settings.js";
 
 /**
  * @param {HeadMap[]} heads of a layer
@@ -29,8 +27,9 @@ export async function thumbnails(heads, side, pause) {
  */
 async function thumbnail(head, side, pause) {
   const { T, S } = head;
+  const { sampled: queries, most_weights } = settings.measures;
   const [high, wide] = [Math.min(side, T), Math.min(side, S)];
-  const most = Math.max(4, Math.min(QUERIES, Math.floor(MOST_WEIGHTS / (side * S))));
+  const most = Math.max(4, Math.min(queries, Math.floor(most_weights / (side * S))));
   const cells = cellsOfKeys(S, wide);
   const [mass, visible] = [new Float64Array(high * wide), new Float64Array(high * wide)];
   const [received, seen] = [new Float64Array(S), new Float64Array(S)];
@@ -87,13 +86,13 @@ function sampled(first, last, most) {
 }
 
 /**
- * The key with the largest mean weight over the queries that see it, if enough of them do (`heads/sink.py`).
+ * The key with the largest mean weight over the queries that see it, if enough of them do (`sink.py`).
  * @param {Float64Array} received
  * @param {Float64Array} seen
  * @param {number} active queries that see anything
  */
 export function sinkKey(received, seen, active) {
-  const needed = Math.min(MIN_QUERIES, Math.floor(active / 2) + 1);
+  const needed = Math.min(settings.measures.min_queries, Math.floor(active / 2) + 1);
   let [key, share] = [0, 0];
   received.forEach((sum, j) => {
     if (seen[j] >= needed && sum / seen[j] > share) [key, share] = [j, sum / seen[j]];

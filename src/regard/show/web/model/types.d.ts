@@ -93,8 +93,22 @@ interface ModelWeights {
 
 /** The keys and values of one layer, for at most `capacity` tokens. */
 interface LayerCache {
+  capacity: number;
   k: Float32Array; // G · capacity · D
   v: Float32Array; // G · D · capacity: transposed, since weights are summed over tokens
+}
+
+/** Some rows of the residual stream on their way through a layer. */
+interface LayerStep {
+  layer: number;
+  x: WideMatrix;
+  row: number;
+  rows: number;
+  /** The position of the first row. */
+  first: number;
+  cache: LayerCache;
+  limits: LayerLimits;
+  note: LayerNote | null;
 }
 
 /** What a layer's attention was computed from, of all tokens that were read. */
@@ -116,9 +130,9 @@ interface LayerLimits {
 /** Who takes notes while the model runs. Rows count from the first token of the run. */
 interface LayerNote {
   /** Queries (rows, H · D) before they are used. */
-  queries(layer: number, first: number, rows: number, q: WideMatrix): void;
+  queries?(layer: number, first: number, rows: number, q: WideMatrix): void;
   /** The log-sum-exp and the weights of one query of one head; they begin at `at`. */
-  row(
+  row?(
     layer: number,
     first: number,
     row: number,
@@ -130,7 +144,7 @@ interface LayerNote {
   /** The heads' outputs (rows, H · D). */
   outputs(layer: number, first: number, rows: number, heads: WideMatrix): void;
   /** What the attention or the MLP adds to the residual stream (rows, d_model). */
-  added(layer: number, isMlp: boolean, added: WideMatrix): void;
+  added?(layer: number, isMlp: boolean, added: WideMatrix): void;
 }
 
 /** A tokenizer as `model_block.py` describes it. */

@@ -115,10 +115,8 @@ function selectionOf(model) {
  */
 function select(model, { view, text, layer, head, row, col }) {
   const now = selectionOf(model);
-  const names = /** @type {const} */ ({ view, text });
-  for (const [name, value] of Object.entries(names)) {
-    if (now[/** @type {"view" | "text"} */ (name)] !== value) model.set(name, value);
-  }
+  if (now.view !== view) model.set("view", view);
+  if (now.text !== text) model.set("text", text);
   if (now.layer !== layer || now.head !== head) model.set("head", [layer, head]);
   const cell = row < 0 ? null : [row, col < 0 ? null : col];
   if (now.row !== row || (row >= 0 && now.col !== col)) model.set("cell", cell);

@@ -10,10 +10,10 @@ export class Kernel extends PortQuestions {
   constructor(port) {
     super(port);
     this.gone = ""; // why there will be no more answers
-    /** @type {Set<(message: FromKernel) => void>} */
-    this.listeners = new Set(); // to messages that answer no question
     /** @type {FromKernel[]} */
-    this.early = []; // which came before there was a listener
+    this.early = []; // messages that answer no question, which came before anybody listened
+    /** @type {(message: FromKernel) => void} */
+    this.tell = (message) => this.early.push(message);
   }
 
   /** @param {FromKernel} message */
@@ -23,14 +23,13 @@ export class Kernel extends PortQuestions {
       this.gone = message.message;
       this.fail(this.gone);
     }
-    for (const listener of this.listeners) listener(message);
-    if (!this.listeners.size) this.early.push(message);
+    this.tell(message);
   }
 
   /** @param {(message: FromKernel) => void} listener called for messages that answer no question, earlier ones too */
   listen(listener) {
-    this.listeners.add(listener);
-    for (const message of this.early.splice(0)) listener(message);
+    this.tell = listener;
+    this.early.forEach(listener);
   }
 
   /** @type {PortQuestions["exchange"]} */

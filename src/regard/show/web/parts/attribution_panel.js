@@ -2,7 +2,7 @@
 // Where the logit of a predicted token comes from: the embedding, every head, every MLP, and their sum.
 
 import { latest } from "./controls.js";
-import { element } from "./dom.js";
+import { element, termList } from "./dom.js";
 import { brief, number } from "../data/format.js";
 import { headTable } from "./head_table.js";
 import { short } from "../data/tokens.js";
@@ -80,9 +80,7 @@ export class AttributionPanel {
       ["= logit", signed(found.logit)],
     ];
     if (Math.abs(found.rest) < 5e-4) terms.splice(3, 1);
-    this.sum.replaceChildren(
-      ...terms.flatMap(([term, value]) => [element("dt", { text: term }), element("dd", { text: value })]),
-    );
+    this.sum.replaceChildren(...termList(terms));
   }
 }
 

@@ -31,6 +31,18 @@ export function element(name, attributes = {}, ...children) {
 }
 
 /**
+ * The terms of a list and what each stands for.
+ * @param {[term: string, about: string | number][]} terms
+ * @param {Attributes} [attributes] of the terms
+ */
+export function termList(terms, attributes = {}) {
+  return terms.flatMap(([text, about]) => [
+    element("dt", { ...attributes, text }),
+    element("dd", { text: about }),
+  ]);
+}
+
+/**
  * A button that does something.
  * @param {string} text
  * @param {() => void} act
@@ -41,6 +53,20 @@ export function makeButton(text, act, attributes = {}, ...children) {
   const made = element("button", { class: "button", type: "button", text, ...attributes }, ...children);
   made.addEventListener("click", act);
   return made;
+}
+
+/**
+ * A line of a list of tokens, as a button: its place, the token and a number.
+ * @param {number} place
+ * @param {string} token
+ * @param {HTMLElement} weight
+ * @param {() => void} act
+ * @param {Attributes} [attributes]
+ */
+export function tokenLine(place, token, weight, act, attributes = {}) {
+  const parts = [element("span", { class: "place", text: place }), " "];
+  parts.push(element("span", { class: "token", text: token }), " ", weight);
+  return makeButton("", act, { class: null, ...attributes }, ...parts);
 }
 
 /**

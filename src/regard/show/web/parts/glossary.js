@@ -1,7 +1,7 @@
 // @ts-check
 // The glossary: what a control does, and the words of the field. It is part of the page, so that it opens offline.
 
-import { element, makeButton } from "./dom.js";
+import { element, makeButton, termList } from "./dom.js";
 import { GLOSSARY } from "./glossary_words.js";
 import { settings } from "../data/settings.js";
 import { walk } from "./walk.js";
@@ -63,10 +63,8 @@ function startHere() {
 
 /**
  * @param {string} title
- * @param {string[][]} words
+ * @param {[string, string][]} words
  */
 function wordList(title, words) {
-  const list = element("dl", { class: "glossary-words" });
-  for (const [word, text] of words) list.append(element("dt", { text: word }), element("dd", { text }));
-  return [element("h3", { text: title }), list];
+  return [element("h3", { text: title }), element("dl", { class: "glossary-words" }, ...termList(words))];
 }

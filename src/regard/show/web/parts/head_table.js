@@ -2,6 +2,7 @@
 // A number for every head as a table of colours, layer by layer. It knows numbers, not what they mean.
 
 import { known } from "../data/arrays.js";
+import { headBeside } from "../data/layers.js";
 import { colourCell } from "./colours.js";
 import { ARROWS, element } from "./dom.js";
 
@@ -34,6 +35,8 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
 export function headTable(label, choose, { numbered = false } = {}) {
   const table = element("div", { class: "heat", role: "grid", "aria-label": label });
   let shape = "";
+  /** @type {HeadTableLayer[]} */
+  let shown = [];
   /** @type {HeatmapCell[][]} */
   let cells = [];
   /** @param {HTMLButtonElement | undefined} button the only one that can be reached with Tab */
@@ -46,7 +49,7 @@ export function headTable(label, choose, { numbered = false } = {}) {
       cells = build(table, layers, choose);
       if (numbered) table.prepend(headNumbers(layers));
     }
-    shape = wanted;
+    [shape, shown] = [wanted, layers];
     cells.forEach((row, y) => row.forEach((cell, x) => paint(cell, options.value(y, x), options)));
     if (options.beside) showBeside(table, layers, options, options.beside);
     const all = cells.flat();
@@ -58,10 +61,13 @@ export function headTable(label, choose, { numbered = false } = {}) {
     const move = ARROWS[event.key];
     if (!move) return;
     event.preventDefault();
-    const next = cellBesideFocus(cells, move);
-    if (!next) return;
+    const all = cells.flat();
+    const from = all.find(({ button }) => button === document.activeElement);
+    if (!from) return;
+    const to = headBeside(shown, from, move);
+    const next = all.find(({ layer, head }) => layer === to.layer && head === to.head)?.button;
     reach(next);
-    next.focus();
+    next?.focus();
   });
   return Object.assign(table, { fill });
 }
@@ -158,18 +164,4 @@ function showBeside(table, layers, { top, say, brief, signed = false }, { name, 
     colour(cell, own, top, signed);
     row.append(cell);
   });
-}
-
-/**
- * The button that an arrow key goes to from the focused one.
- * @param {HeatmapCell[][]} cells
- * @param {[number, number]} move rows and columns
- */
-function cellBesideFocus(cells, [down, right]) {
-  const focused = (/** @type {HeatmapCell} */ { button }) => button === document.activeElement;
-  const y = cells.findIndex((row) => row.some(focused));
-  if (y < 0) return null;
-  const row = cells[Math.min(cells.length - 1, Math.max(0, y + down))];
-  const x = cells[y].findIndex(focused) + right;
-  return row[Math.min(row.length - 1, Math.max(0, x))].button;
 }

@@ -71,23 +71,17 @@ export function mapScale(scale, top, cols, quantity = PLAIN) {
 const MASSES = Float32Array.from({ length: 256 }, (_, byte) => (Math.max(0, byte - 1) / 254) ** 2);
 
 /**
- * @typedef {object} ThumbOptions
- * @property {string} [kind] "linear" or "log"
- * @property {boolean} [whole] whether the colours end at 1
- */
-
-/**
- * The scale that pictures of heads share. Lines of strong cells take more of a small picture than of the large map, so
+ * The scale of the picture of a head. Lines of strong cells take more of a small picture than of the large map, so
  * that more of its cells lie beyond the end.
- * @param {Uint8Array[]} pictures
+ * @param {Uint8Array} picture
  * @param {Pick<Layer, "rows" | "cols">} layer
- * @param {ThumbOptions} [options]
+ * @param {{ kind?: string, whole?: boolean }} [options] "linear" or "log"; whether the colours end at 1
  * @returns {ColourScale}
  */
-export function thumbScale(pictures, { rows, cols }, { kind = "linear", whole = false } = {}) {
+export function thumbScale(picture, { rows, cols }, { kind = "linear", whole = false } = {}) {
   const { thumb } = settings;
   const counts = new Uint32Array(256);
-  for (const bytes of pictures) for (const byte of bytes) counts[byte]++;
+  for (const byte of picture) counts[byte]++;
   counts[0] = 0; // hidden
   const cells = Math.max(thumb, Math.max(rows, cols) / 2 ** overviewLevel(rows, cols));
   const fitted = { beyond: (BEYOND * cells) / thumb, most: 1 };
@@ -106,7 +100,7 @@ export function paintHead(canvas, { pictures }, layer, head) {
   const size = settings.thumb ** 2;
   const at = layer.heads.indexOf(head);
   const bytes = pictures.subarray(at * size, (at + 1) * size);
-  paintThumb(canvas, bytes, thumbScale([bytes], layer));
+  paintThumb(canvas, bytes, thumbScale(bytes, layer));
 }
 
 /**

@@ -5,6 +5,7 @@ import { element, makeButton } from "./dom.js";
 
 const LEAST_DONE = 0.05; // the share from which the rest can be estimated
 const LEAST_LEFT = 3; // seconds worth mentioning
+const UNNOTICED = 400; // milliseconds that pass before a reader wants to know
 
 /**
  * How much longer something takes, in words; "" where nothing can be said.
@@ -18,19 +19,23 @@ export function timeLeft(seconds, share) {
   return left < 90 ? `about ${Math.ceil(left / 5) * 5} s left` : `about ${Math.round(left / 60)} min left`;
 }
 
-/** A line of words, a bar and a button. */
+/** A line of words, a bar and a button; hidden until there is something to show. */
 export class ProgressPanel {
-  /** @param {string} [kind] a class for how it is placed */
-  constructor(kind = "") {
+  /** @param {string} kind a class for how it is placed */
+  constructor(kind) {
     this.words = element("p", { class: "progress-words" });
     this.bar = element("progress", { max: "1" });
     this.button = makeButton("Cancel", () => this.cancel(), { hidden: true });
-    this.box = element("div", { class: `progress-panel ${kind}`.trim() }, this.words, this.bar, this.button);
+    this.box = element("div", { class: `progress-panel ${kind}` }, this.words, this.bar, this.button);
     this.box.setAttribute("role", "status");
+    /** @type {ReturnType<typeof setTimeout> | null} */
+    this.timer = null;
+    this.latest = () => {};
     this.what = ""; // that is being done
     this.began = 0;
     /** @type {() => void} */
     this.cancel = () => {};
+    this.hide();
   }
 
   /**
@@ -70,24 +75,6 @@ export class ProgressPanel {
     this.box.hidden = false;
   }
 
-  hide() {
-    this.box.hidden = true;
-    this.what = "";
-  }
-}
-
-export const UNNOTICED = 400; // milliseconds that pass before a reader wants to know
-
-export class LateProgress extends ProgressPanel {
-  /** @param {string} kind */
-  constructor(kind) {
-    super(kind);
-    /** @type {ReturnType<typeof setTimeout> | null} */
-    this.timer = null;
-    this.latest = () => {};
-    this.hide();
-  }
-
   /**
    * Shows progress as `show` does, once it has lasted a moment.
    * @param {Parameters<ProgressPanel["show"]>} progress
@@ -118,7 +105,8 @@ export class LateProgress extends ProgressPanel {
   }
 
   hide() {
-    super.hide();
+    this.box.hidden = true;
+    this.what = "";
     if (this.timer !== null) clearTimeout(this.timer);
     this.timer = null;
   }

@@ -5,9 +5,9 @@ import { latest, select } from "./controls.js";
 import { choice } from "./dom.js";
 import { percent } from "../data/format.js";
 import { short } from "../data/tokens.js";
+import { WHOLE } from "../data/settings.js";
 import { unitNames } from "../data/units.js";
 
-const WHOLE = { x: -1, y: -1, zoom: 0 }; // another map, of other units, is seen as a whole
 /** @type {Record<ShadeName, string>} */
 const SHADES = {
   weights: "attention weights",

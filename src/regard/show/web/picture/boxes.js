@@ -20,12 +20,11 @@ export function written([red, green, blue, alpha], opacity) {
 
 /**
  * Draws the grounds and borders of an element, in each of its boxes: those that wrap over lines have several.
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {Element} element
- * @param {CSSStyleDeclaration} style
- * @param {number} opacity
  */
-export function drawBoxes(context, element, style, opacity) {
+export function drawBoxes(drawn, element) {
+  const { context, style, opacity } = drawn;
   const ground = parseColour(style.backgroundColor);
   const bordered = SIDES.some((side) => borderOf(style, side).width > 0);
   const outlined = style.outlineStyle === "solid" && !element.matches(":focus-visible");
@@ -41,7 +40,7 @@ export function drawBoxes(context, element, style, opacity) {
       const width = parseFloat(ring[2]);
       outlineBox(context, box, width / 2, 3, written(parseColour(ring[1]), opacity), width);
     }
-    if (bordered) drawBorders(context, box, style, radius, opacity);
+    if (bordered) drawBorders(drawn, box, radius);
     if (outlined) {
       const width = parseFloat(style.outlineWidth);
       const off = (parseFloat(style.outlineOffset) || 0) + width / 2;
@@ -62,13 +61,11 @@ function borderOf(style, side) {
 }
 
 /**
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {DOMRect} box
- * @param {CSSStyleDeclaration} style
  * @param {number} radius
- * @param {number} opacity
  */
-function drawBorders(context, box, style, radius, opacity) {
+function drawBorders({ context, style, opacity }, box, radius) {
   const borders = SIDES.map((side) => borderOf(style, side));
   const [first] = borders;
   const alike = borders.every(
@@ -121,12 +118,11 @@ function drawHatched(context, box, colour) {
 
 /**
  * Draws what a style sheet puts before or after the contents of an element, if it is a box at a fixed place.
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {Element} element
  * @param {"::before" | "::after"} which
- * @param {number} opacity
  */
-export function drawPseudo(context, element, which, opacity) {
+export function drawPseudo({ context, opacity }, element, which) {
   const style = getComputedStyle(element, which);
   if (style.content === "none" || style.content === "normal" || style.position !== "absolute") return;
   const ground = parseColour(style.backgroundColor);

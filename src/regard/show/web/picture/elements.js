@@ -29,19 +29,11 @@ export function drawElement(context, element, part = null, opacity = 1) {
   if (box.width <= 1 && box.height <= 1 && style.overflow === "hidden") return; // for screen readers alone
   const cover = opacity * Number(style.opacity);
   if (!cover) return;
-  if (element instanceof SVGElement) {
-    drawSvg(context, element, style, part, cover);
-    return;
-  }
-  if (element instanceof HTMLSelectElement) {
-    drawChoice(context, element, box, style);
-    return;
-  }
-  drawBoxes(context, element, style, cover);
-  if (element instanceof HTMLCanvasElement) {
-    drawCanvas(context, element, box, style);
-    return;
-  }
+  const drawn = { context, style, opacity: cover };
+  if (element instanceof SVGElement) return drawSvg(drawn, element, part);
+  if (element instanceof HTMLSelectElement) return drawChoice(drawn, element, box);
+  drawBoxes(drawn, element);
+  if (element instanceof HTMLCanvasElement) return drawCanvas(drawn, element, box);
   const clips = style.overflowX !== "visible" && style.display !== "inline";
   if (clips) {
     context.save();
@@ -49,22 +41,21 @@ export function drawElement(context, element, part = null, opacity = 1) {
     context.rect(box.left, box.top, box.width, box.height);
     context.clip();
   }
-  drawPseudo(context, element, "::before", cover);
+  drawPseudo(drawn, element, "::before");
   for (const child of element.childNodes) {
     if (child instanceof Element) drawElement(context, child, part, cover);
-    else if (child instanceof Text) drawLetters(context, child, style, cover);
+    else if (child instanceof Text) drawLetters(drawn, child);
   }
-  drawPseudo(context, element, "::after", cover);
+  drawPseudo(drawn, element, "::after");
   if (clips) context.restore();
 }
 
 /**
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {HTMLSelectElement} select
  * @param {DOMRect} box
- * @param {CSSStyleDeclaration} style
  */
-function drawChoice(context, select, box, style) {
+function drawChoice({ context, style }, select, box) {
   const { fontWeight, fontSize, fontFamily, paddingLeft } = style;
   Object.assign(context, { font: `${fontWeight} ${fontSize} ${fontFamily}`, textAlign: "left" });
   Object.assign(context, { textBaseline: "middle", fillStyle: written(parseColour(style.color), 1) });
@@ -81,25 +72,22 @@ function isOutside(box, part) {
 }
 
 /**
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {SVGElement} element
- * @param {CSSStyleDeclaration} style
  * @param {Rectangle | null} part
- * @param {number} opacity
  */
-function drawSvg(context, element, style, part, opacity) {
-  if (element instanceof SVGGeometryElement) drawShape(context, element, style, opacity);
-  else if (element instanceof SVGTextElement) drawShapeText(context, element, style, opacity);
-  else for (const child of element.children) drawElement(context, child, part, opacity);
+function drawSvg(drawn, element, part) {
+  if (element instanceof SVGGeometryElement) drawShape(drawn, element);
+  else if (element instanceof SVGTextElement) drawShapeText(drawn, element);
+  else for (const child of element.children) drawElement(drawn.context, child, part, drawn.opacity);
 }
 
 /**
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {HTMLCanvasElement} canvas
  * @param {DOMRect} box
- * @param {CSSStyleDeclaration} style
  */
-function drawCanvas(context, canvas, box, style) {
+function drawCanvas({ context, style }, canvas, box) {
   if (!canvas.width || !canvas.height || !box.width) return;
   const drawing = drawingOf(canvas);
   if (drawing) {

@@ -11,14 +11,8 @@ import { SvgDrawing } from "./svg_drawing.js";
 const MARGIN = 12;
 const GAP = 14; // between the parts of a figure
 const NARROWEST = 400; // pixels that the words take at least
-const LINE = 16; // from one line of small words to the next
 const [BAR, HIGH, STEPS] = [220, 9, 64]; // the colour bar: pixels, and colours
 const SWATCH = { width: 22, height: 12 };
-const FONTS = {
-  heading: `bold 15px ${PAPER_SANS}`,
-  line: `12px ${PAPER_SANS}`,
-  note: `11px ${PAPER_SANS}`,
-};
 /** The inks of a figure. */
 const INK = {
   strong: "#1d2026",
@@ -26,6 +20,13 @@ const INK = {
   warning: "#9b1c31",
   hatch: "#c9c5ba",
   sunken: "#f7f6f3",
+};
+/** How each kind of words is written: the pixels above it, and from one line to the next. */
+const WORDS = {
+  heading: { font: `bold 15px ${PAPER_SANS}`, ink: INK.strong, above: 0, line: 20 },
+  line: { font: `12px ${PAPER_SANS}`, ink: INK.soft, above: 1, line: 16 },
+  warning: { font: `12px ${PAPER_SANS}`, ink: INK.warning, above: 1, line: 16 },
+  note: { font: `11px ${PAPER_SANS}`, ink: INK.soft, above: 2, line: 15 },
 };
 
 /**
@@ -41,22 +42,13 @@ export function composeFigure(words, keys, draw) {
   const box = inner.bounds ?? { left: 0, top: 0, right: 0, bottom: 0 };
   const figure = new SvgDrawing();
   const width = Math.max(NARROWEST, box.right - box.left);
-  let y = writeLines(figure, words.heading, { font: FONTS.heading, ink: INK.strong, width, y: 0, line: 20 });
-  for (const line of words.lines)
-    y = writeLines(figure, line, { font: FONTS.line, ink: INK.soft, width, y: y + 1, line: LINE });
-  if (words.warning)
-    y = writeLines(figure, words.warning, {
-      font: FONTS.line,
-      ink: INK.warning,
-      width,
-      y: y + 1,
-      line: LINE,
-    });
+  let y = writeLines(figure, words.heading, WORDS.heading, width, 0);
+  for (const line of words.lines) y = writeLines(figure, line, WORDS.line, width, y);
+  if (words.warning) y = writeLines(figure, words.warning, WORDS.warning, width, y);
   y += GAP;
   figure.place(inner, -box.left, y - box.top);
   y = drawKeys(figure, keys, width, y + box.bottom - box.top + GAP);
-  for (const note of words.notes)
-    y = writeLines(figure, note, { font: FONTS.note, ink: INK.soft, width, y: y + 2, line: 15 });
+  for (const note of words.notes) y = writeLines(figure, note, WORDS.note, width, y);
   return figure.picture([words.heading, ...words.lines].join(" "), MARGIN);
 }
 
@@ -64,13 +56,15 @@ export function composeFigure(words, keys, draw) {
  * Writes a sentence in lines that fit; returns where the next begins.
  * @param {SvgDrawing} context
  * @param {string} text
- * @param {{ font: string, ink: string, width: number, y: number, line: number }} how
+ * @param {typeof WORDS.note} how
+ * @param {number} width
+ * @param {number} y
  */
-function writeLines(context, text, { font, ink, width, y, line }) {
+function writeLines(context, text, { font, ink, above, line }, width, y) {
   Object.assign(context, { font, fillStyle: ink, textAlign: "left", textBaseline: "top" });
   const lines = text ? wrapLines(text, (part) => context.measureText(part).width, width) : [];
-  lines.forEach((part, n) => context.fillText(part, 0, y + n * line));
-  return y + lines.length * line;
+  lines.forEach((part, n) => context.fillText(part, 0, y + above + n * line));
+  return y + above + lines.length * line;
 }
 
 /**
@@ -115,11 +109,16 @@ function drawKeys(context, { bar, hatch, dashed }, width, y) {
     [dashed, drawDashes],
   ])) {
     if (!name) continue;
-    context.font = FONTS.note;
+    context.font = WORDS.note.font;
     const room = SWATCH.width + 6 + context.measureText(name).width;
     if (x > 0 && x + room > width) [x, y, bottom] = [0, bottom, bottom + SWATCH.height + 6];
     draw(context, x, y - 1);
-    Object.assign(context, { font: FONTS.note, fillStyle: INK.soft, textAlign: "left", textBaseline: "top" });
+    Object.assign(context, {
+      font: WORDS.note.font,
+      fillStyle: INK.soft,
+      textAlign: "left",
+      textBaseline: "top",
+    });
     context.fillText(name, x + SWATCH.width + 6, y);
     x += room + 18;
   }
@@ -139,7 +138,7 @@ function drawBar(context, { scale, marks }, y) {
   }
   Object.assign(context, { strokeStyle: INK.hatch, lineWidth: 0.5 });
   context.strokeRect(0, y, BAR, HIGH);
-  Object.assign(context, { font: FONTS.note, fillStyle: INK.soft, textBaseline: "top" });
+  Object.assign(context, { font: WORDS.note.font, fillStyle: INK.soft, textBaseline: "top" });
   marks.forEach(([t, text], n) => {
     context.textAlign = n === 0 ? "left" : n === marks.length - 1 ? "right" : "center";
     context.fillText(text, t * BAR, y + HIGH + 4);

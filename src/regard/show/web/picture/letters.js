@@ -9,12 +9,11 @@ const WORD = /\S+/g;
 
 /**
  * Draws the words of a text node.
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {Text} node
- * @param {CSSStyleDeclaration} style
- * @param {number} opacity
  */
-export function drawLetters(context, node, style, opacity) {
+export function drawLetters(drawn, node) {
+  const { context, style, opacity } = drawn;
   const size = parseFloat(style.fontSize);
   if (!size || !node.data.trim()) return;
   const italic = style.fontStyle === "italic" ? "italic " : "";
@@ -28,7 +27,7 @@ export function drawLetters(context, node, style, opacity) {
       const shown = style.textTransform === "uppercase" ? text.toUpperCase() : text;
       const foot = box.top + (box.height - ascent - descent) / 2 + ascent;
       context.fillText(shown, box.left, foot, box.width);
-      decorate(context, style, box, foot, size, opacity);
+      decorate(drawn, box, foot, size);
     }
   }
 }
@@ -67,14 +66,12 @@ function linesOf(range, node, index, word) {
 
 /**
  * Lines under and through words.
- * @param {SvgDrawing} context
- * @param {CSSStyleDeclaration} style
+ * @param {DrawnPart} drawn
  * @param {DOMRect} box
  * @param {number} foot
  * @param {number} size
- * @param {number} opacity
  */
-function decorate(context, style, box, foot, size, opacity) {
+function decorate({ context, style, opacity }, box, foot, size) {
   const kind = style.textDecorationLine;
   const up = kind.includes("line-through") ? 0.28 * size : kind.includes("underline") ? -0.12 * size : null;
   if (up === null) return;

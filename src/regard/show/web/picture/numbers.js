@@ -19,5 +19,5 @@ export function writeCsv(rows) {
 function quoted(text) {
   if (/^\w*$/.test(text)) return text;
   const safe = (/^[=+\-@\t]/.test(text) ? `'${text}` : text).replace(/"/g, '""');
-  return `"${safe.toWellFormed?.() ?? safe}"`;
+  return `"${safe.toWellFormed()}"`;
 }

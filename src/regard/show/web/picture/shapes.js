@@ -9,12 +9,10 @@ const GEOMETRY = ["d", "x", "y", "x1", "y1", "x2", "y2", "width", "height", "rx"
 
 /**
  * Copies a shape with its style.
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {SVGGeometryElement} shape
- * @param {CSSStyleDeclaration} style
- * @param {number} opacity
  */
-export function drawShape(context, shape, style, opacity) {
+export function drawShape({ context, style, opacity }, shape) {
   const matrix = shape.getScreenCTM();
   if (!matrix) return;
   const { a, b, c, d, e, f } = matrix;
@@ -43,12 +41,10 @@ function shapePaint(name, colour, opacity) {
 
 /**
  * Draws a line of text of an SVG drawing.
- * @param {SvgDrawing} context
+ * @param {DrawnPart} drawn
  * @param {SVGTextElement} element
- * @param {CSSStyleDeclaration} style
- * @param {number} opacity
  */
-export function drawShapeText(context, element, style, opacity) {
+export function drawShapeText({ context, style, opacity }, element) {
   const matrix = element.getScreenCTM();
   const text = element.textContent ?? "";
   if (!matrix || !text.trim()) return;

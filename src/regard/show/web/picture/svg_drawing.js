@@ -73,11 +73,6 @@ export class SvgDrawing {
     this.transform([cos, sin, -sin, cos, 0, 0]);
   }
 
-  /** @type {CanvasRenderingContext2D["scale"]} */
-  scale(x, y) {
-    this.transform([x, 0, 0, y, 0, 0]);
-  }
-
   /** @param {Matrix} by */
   transform(by) {
     this.matrix = product(this.matrix, by);
@@ -118,17 +113,13 @@ export class SvgDrawing {
     this.addSegment("L", [x, y]);
   }
 
-  closePath() {
-    this.addSegment("Z");
-  }
-
   /** @type {CanvasRenderingContext2D["rect"]} */
   rect(x, y, w, h) {
     this.moveTo(x, y);
     this.lineTo(x + w, y);
     this.lineTo(x + w, y + h);
     this.lineTo(x, y + h);
-    this.closePath();
+    this.addSegment("Z");
   }
 
   clip() {

@@ -1,9 +1,8 @@
 // @ts-check
 // SVG as text: numbers, attributes and colours, and nothing in them that is taken for a tag.
 
-/** What XML cannot hold: control characters, and halves of surrogate pairs that stand alone. */
+/** What XML cannot hold, beside halves of surrogate pairs that stand alone. */
 const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g;
-const ALONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
 /** @param {number} value */
 export function tidy(value) {
@@ -13,8 +12,8 @@ export function tidy(value) {
 /** @param {string | number} text */
 export function escaped(text) {
   return String(text)
+    .toWellFormed()
     .replace(CONTROL, "\ufffd")
-    .replace(ALONE, "\ufffd")
     .replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
 }
 

@@ -1,6 +1,7 @@
 // @ts-check
 // The words of a figure: the model, the text, the layer and head, and what that head does.
 
+import { asSentence } from "../data/format.js";
 import { textsName, layerOf } from "../data/layers.js";
 import { scoreTitle } from "../data/score_words.js";
 
@@ -20,8 +21,8 @@ export async function headWords(app, place) {
   return {
     heading: `${modelOf(meta, place.text)}: layer ${place.layer}, head ${place.head}${label}`,
     lines: [textLine(app, place.text), row?.sentence ?? ""].filter(Boolean),
-    notes: evidence.certified ? [sentenceOf(evidence.text)] : [],
-    warning: evidence.certified ? "" : sentenceOf(evidence.text),
+    notes: evidence.certified ? [asSentence(evidence.text)] : [],
+    warning: evidence.certified ? "" : asSentence(evidence.text),
   };
 }
 
@@ -63,11 +64,6 @@ function textLine(app, text) {
   const original = edited?.text ?? text;
   const run = edited ? ` ${app.runs.name(text)}.` : "";
   return `${textsName(app.meta)}: “${app.meta.texts[original].title}”.${run}`;
-}
-
-/** @param {string} text */
-function sentenceOf(text) {
-  return `${text[0].toUpperCase()}${text.slice(1)}`.replace(/[^.]$/, "$&.");
 }
 
 /**

@@ -2,10 +2,11 @@
 // Which text is shown: the choice in the header, and how another one is opened.
 
 import { textsName } from "../data/layers.js";
+import { WHOLE } from "../data/settings.js";
 import { element } from "../parts/dom.js";
 
 /** What no longer means anything on another text. */
-const ANEW = { row: -1, col: -1, token: -1, x: -1, y: -1, zoom: 0 };
+const ANEW = { row: -1, col: -1, token: -1, ...WHOLE };
 
 /** Says that the page's texts have changed. */
 export function textsChanged() {

@@ -4,6 +4,7 @@
 
 import { captureTitle, layerOf } from "../data/layers.js";
 import { howFar } from "../data/format.js";
+import { textsChanged } from "../reading/text_choice.js";
 import { tokenAt } from "../data/tokens.js";
 import { firstToken } from "../data/units.js";
 import { cutsCell, cutWords, runName, sameCut, toggled } from "./cuts.js";
@@ -122,7 +123,7 @@ export class EditedRuns {
         now && this.tell({ doing: howFar(now) });
       const text = await app.source.cut(original, cuts, progress, this.running.signal);
       this.running = null;
-      dispatchEvent(new Event("regard-texts"));
+      textsChanged();
       app.set({ text });
       this.tell({ doing: "" });
     } catch (error) {
@@ -147,7 +148,7 @@ export class EditedRuns {
     } catch (error) {
       this.tell({ problem: error.message });
     }
-    dispatchEvent(new Event("regard-texts"));
+    textsChanged();
   }
 
   /** @param {{ doing?: string, problem?: string }} news */

@@ -40,8 +40,7 @@ export function makeSource(meta, atOnce, ask, jobs) {
     meta,
     atOnce,
     thumbs: (text, layer) => answer("thumbs", { text, layer }),
-    tile: (text, layer, head, z, i, j, { quantity = PLAIN, signal } = {}) =>
-      answer("tile", { text, layer, head, z, i, j, quantity }, signal),
+    tile: (question, signal) => answer("tile", question, signal),
     row: (text, layer, head, index, quantity = PLAIN) =>
       answer("row", { text, layer, head, index, quantity }),
     column: (text, layer, head, index, quantity = PLAIN) =>

@@ -14,8 +14,6 @@ const NAMES = /** @type {Record<string, string>} */ ({
   layerHeads: "layer_heads",
   surveyHead: "survey_head",
 });
-/** What it calls the number of a row or a column. */
-const INDICES = /** @type {Record<string, string>} */ ({ row: "row", column: "col" });
 
 /**
  * A question as a query: a quantity only where it is not the weights of tokens. The likeliest token need not be named.
@@ -25,7 +23,7 @@ const INDICES = /** @type {Record<string, string>} */ ({ row: "row", column: "co
  */
 function queryOf(name, { quantity = PLAIN, index, ...question }) {
   const { shade, units, unitsOf, position, token } = quantity;
-  if (index !== undefined) question[INDICES[name]] = index;
+  if (index !== undefined) question[name === "column" ? "col" : "row"] = index;
   if (shade !== PLAIN.shade) question.shade = shade;
   if (shade === "logit") Object.assign(question, { position, token });
   if (units !== PLAIN.units) Object.assign(question, { units, units_of: unitsOf });

@@ -3,7 +3,7 @@
 // It knows the computation; choosing a token and drawing a line are the business of others.
 
 import { element } from "../parts/dom.js";
-import { number, some, weight } from "../data/format.js";
+import { exact, number, some } from "../data/format.js";
 import { bar, barLine, bars, checks, entry, remainder, total, vectors } from "./lines.js";
 import { short } from "../data/tokens.js";
 import { allNumbers, reach, vector } from "./vectors.js";
@@ -186,9 +186,9 @@ function masked(context) {
  */
 function softmax(context) {
   const { work, keys, rest, layer } = context;
-  const rows = keys.map((key) => bar(context, key, key.weight, 0, 1, weight(key.weight), "weights"));
+  const rows = keys.map((key) => bar(context, key, key.weight, 0, 1, exact(key.weight), "weights"));
   const others = work.shapes.S - keys.length;
-  if (others > 0 && rest > 0) rows.push(remainder(context, weight(rest), rest));
+  if (others > 0 && rest > 0) rows.push(remainder(context, exact(rest), rest));
   rows.push(total("sum of the row", number(work.sum, 6)));
   const sink = layer?.sinks;
   const again = keys
@@ -257,7 +257,7 @@ function output(context, computed) {
       key.key,
       context.key(key.key),
       vector(scaledValues[n], most, "weight · v"),
-      `× ${weight(key.weight)}`,
+      `× ${exact(key.weight)}`,
     ),
   );
   const others = work.shapes.S - keys.length;
@@ -267,7 +267,7 @@ function output(context, computed) {
         null,
         `${others} others`,
         vector(rest, most, "the others together"),
-        `× ${weight(context.rest)}`,
+        `× ${exact(context.rest)}`,
         "cut",
       ),
     );

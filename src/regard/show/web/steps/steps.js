@@ -5,6 +5,7 @@
 import { empty, headPicker, latest, select, slider, foldedSettings } from "../parts/controls.js";
 import { badge, choice, element, makeButton } from "../parts/dom.js";
 import { headSentence } from "../parts/head_words.js";
+import { clamp } from "../data/arrays.js";
 import { layerOf } from "../data/layers.js";
 import { labelAt, short, tokenAt } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
@@ -26,14 +27,7 @@ export class StepsView extends PageView {
     /** @type {FoundSteps | null} */
     this.found = null;
     this.page = element("div", { class: "column" });
-    this.controls = makeStepsControls(app, {
-      go: (row) => app.set({ row: Math.min(this.count - 1, Math.max(0, row)) }),
-      row: () => this.row,
-      show: (n) => {
-        this.strongest = n;
-        this.draw();
-      },
-    });
+    this.controls = makeStepsControls(this);
     this.words = headSentence(app);
     this.look = latest((fresh) => this.find(fresh));
     this.page.addEventListener("pointerover", (event) => this.light(event));
@@ -49,6 +43,11 @@ export class StepsView extends PageView {
     this.controls.bar.append(save);
     const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" };
     root.append(this.controls.bar, element("div", scroll, this.page));
+  }
+
+  /** @param {number} row to be explained */
+  go(row) {
+    this.app.set({ row: clamp(row, 0, this.count - 1) });
   }
 
   /** How many rows there are. */
@@ -70,7 +69,7 @@ export class StepsView extends PageView {
   /** @param {State} state */
   show(state) {
     this.state = state;
-    this.controls.fill(state, this.row, this.count, this.strongest);
+    this.controls.fill();
     this.look();
   }
 
@@ -174,51 +173,39 @@ function stepItem({ title, about, shape, body }, n) {
   );
 }
 
-/**
- * @typedef {object} StepsWishes what the controls ask for
- * @property {(row: number) => void} go
- * @property {() => number} row the one that is explained
- * @property {(strongest: number) => void} show
- */
-
-/**
- * @param {App} app
- * @param {StepsWishes} wishes
- */
-function makeStepsControls(app, wishes) {
+/** @param {StepsView} view */
+function makeStepsControls(view) {
+  const { app } = view;
   const which = choice("Row", "steps-which", { model: "the model", example: "the small example" }, (value) =>
     app.set({ example: value === "example" ? "0" : "", row: -1 }),
   );
   const picker = headPicker(app);
   const stage = select("Stage", (value) => app.set({ example: value }));
   const token = select("Token", (value) => app.set({ row: Number(value) }));
-  const before = makeButton("←", () => wishes.go(wishes.row() - 1), { "aria-label": "Previous token" });
-  const after = makeButton("→", () => wishes.go(wishes.row() + 1), { "aria-label": "Next token" });
-  const shown = slider("Strongest keys", wishes.show);
+  const before = makeButton("←", () => view.go(view.row - 1), { "aria-label": "Previous token" });
+  const after = makeButton("→", () => view.go(view.row + 1), { "aria-label": "Next token" });
+  const shown = slider("Strongest keys", (strongest) => {
+    view.strongest = strongest;
+    view.draw();
+  });
   const arrows = element("div", { class: "fields" }, before, after);
   const parts = [which, picker, stage, token, arrows, ...foldedSettings(shown)];
   return {
     bar: element("div", { class: "bar-of-choices" }, ...parts),
-    /**
-     * @param {State} state
-     * @param {number} row
-     * @param {number} count
-     * @param {number} strongest
-     */
-    fill(state, row, count, strongest) {
+    /** Shows what is chosen. */
+    fill() {
+      const { state, row, count, captured } = view;
       const { example } = app.meta;
       which.value = state.example ? "example" : "model";
-      which.hidden = !example;
       picker.show(state);
       for (const part of [picker, shown]) part.hidden = Boolean(state.example);
       stage.hidden = !state.example;
       before.disabled = row <= 0;
       after.disabled = row >= count - 1;
-      shown.fill(SHOWN, strongest);
-      const layer = layerOf(app.meta, state.text, state.layer);
+      shown.fill(SHOWN, view.strongest);
       const names = state.example
         ? example.tokens
-        : Array.from({ length: count }, (_, i) => labelAt(app.meta, state.text, layer, "queries", i, 16));
+        : Array.from({ length: count }, (_, i) => labelAt(app.meta, state.text, captured, "queries", i, 16));
       token.fill(
         names.map((name, i) => [String(i), `${name} (${i})`]),
         row,

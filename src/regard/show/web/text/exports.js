@@ -13,31 +13,21 @@ import { scopeName } from "./scope.js";
  * The figure of what is shown.
  * @param {import("./text.js").TextView} view
  */
-export async function textFigure({
-  app,
-  state,
-  layer,
-  quantity,
-  shaded,
-  said,
-  sheet,
-  other,
-  page,
-  outliers,
-}) {
+export async function textFigure(view) {
+  const { app, state, layer, quantity, shaded, other, page } = view;
   const { text, head } = state;
   const words =
     state.scope === "head"
       ? await headWords(app, { text, layer: layer.key, head })
       : textWords(app, scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean"), text);
-  words.notes = shaded ? [said.textContent ?? ""] : ["No token is selected, so no token is shaded."];
+  words.notes = shaded ? [view.said.textContent ?? ""] : ["No token is selected, so no token is shaded."];
   if (other) words.notes.push(`Vermilion: layer ${other.layer.key}, head ${other.head}.`);
   if (shaded && page.patches.size)
     words.notes.push(
       `In the picture colours go from clear over amber to red, for ${spell(quantity, shaded.top)}.`,
     );
-  if (outliers.size) words.notes.push("A ring marks a patch that receives far more than others.");
-  return viewFigure([sheet], words, {
+  if (view.outliers.size) words.notes.push("A ring marks a patch that receives far more than others.");
+  return viewFigure([view.sheet], words, {
     bar: shaded && page.patches.size < layer.cols / 2 ? barOf(shaded, state, quantity) : null,
     hatch: "",
     dashed: "",

@@ -3,7 +3,7 @@
 
 import { percent } from "../data/format.js";
 import { rampBar } from "../parts/controls.js";
-import { element } from "../parts/dom.js";
+import { element, tokenLine } from "../parts/dom.js";
 import { rankingTitle, spell } from "../data/quantity.js";
 import { short, visible } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
@@ -159,21 +159,12 @@ export class TextNotes {
    * @param {Quantity} quantity
    */
   line(token, name, w, { top, signed }, quantity) {
-    const button = element(
-      "button",
-      {
-        type: "button",
-        title: `Go to ${UNIT[quantity.units]} ${token}`,
-        class: signed ? (w < 0 ? "below" : "above") : null,
-      },
-      element("span", { class: "place", text: token }),
-      " ",
-      element("span", { class: "token", text: short(name, 24) }),
-      " ",
-      element("span", { class: "weight", text: spell(quantity, w), "data-weight": w }),
-    );
+    const weight = element("span", { class: "weight", text: spell(quantity, w), "data-weight": w });
+    const button = tokenLine(token, short(name, 24), weight, () => this.choose(token), {
+      title: `Go to ${UNIT[quantity.units]} ${token}`,
+      class: signed ? (w < 0 ? "below" : "above") : null,
+    });
     button.style.setProperty("--share", String(Math.abs(w) / top));
-    button.addEventListener("click", () => this.choose(token));
     return element("li", {}, button);
   }
 }

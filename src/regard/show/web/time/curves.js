@@ -2,7 +2,7 @@
 // What the numbers of a training run look like: which scores there are, their scale, and their curves.
 
 import { known, last } from "../data/arrays.js";
-import { isShare, percent, share } from "../data/format.js";
+import { isShare, number, percent } from "../data/format.js";
 
 /** @typedef {{ layer: number, head: number }} RunHead */
 /** @typedef {(x: number | null) => string} SayScore */
@@ -37,14 +37,10 @@ export function historyTop(name, history) {
  * @returns {(RunHead & { value: number }) | null}
  */
 export function highestHead(scores) {
-  /** @type {(RunHead & { value: number }) | null} */
-  let best = null;
-  for (const [layer, row] of scores.entries()) {
-    for (const [head, value] of row.entries()) {
-      if (value !== null && (!best || value > best.value)) best = { layer, head, value };
-    }
-  }
-  return best;
+  const all = scores.flatMap((row, layer) =>
+    row.flatMap((value, head) => (value === null ? [] : [{ layer, head, value }])),
+  );
+  return all.length ? all.reduce((best, one) => (one.value > best.value ? one : best)) : null;
 }
 
 /**
@@ -157,7 +153,7 @@ export function lossChart({ steps, loss, validation }, mark) {
   const all = [...training, ...judged].map(([, value]) => value).filter(known);
   if (!all.length) return null;
   return {
-    label: `Loss over the run: validation ends at ${share(last(validation))} nats`,
+    label: `Loss over the run: validation ends at ${number(last(validation), 2)} nats`,
     mark,
     x: stepAxis(steps),
     y: { title: "loss, nats per token", low: 0, high: Math.max(...all), say: String },

@@ -1,12 +1,13 @@
 // @ts-check
 // The Write view: the model continues a text, with its KV cache and without; what the cache saves.
-// It knows the lines that a generation sends (cli/model.py).
+// It knows the lines that a generation sends (`cli/parts/model.py`).
 
 import { element, makeButton } from "../parts/dom.js";
 import { some } from "../data/format.js";
 import { exportMenu } from "../picture/menu.js";
 import { viewFigure } from "../picture/figure.js";
 import { textWords } from "../picture/words.js";
+import { PageView } from "../view.js";
 import { GenerationFigures } from "./figures.js";
 import { GeneratedText } from "./generated_text.js";
 import { savings, stepRows } from "./measurements.js";
@@ -22,15 +23,12 @@ const RECORDED =
 /** @type {Record<string, string>} */
 const ENDS = { end: "The model ended the text.", context: "The model’s context is full.", tokens: "" };
 
-export class WriteView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    /** @type {State | null} */
-    this.state = null;
+export class WriteView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
+    this.isNew = true; // until it is shown
     /** @type {GenerationStart | null} */
     this.start = null;
     /** @type {GenerationStep[]} */
@@ -115,17 +113,16 @@ export class WriteView {
 
   /** @param {State} state */
   show(state) {
-    const first = this.state === null;
-    this.state = state;
     const { meta } = this.app;
     const recorded = meta.generation;
     const can = meta.can.generate;
     this.form.box.hidden = !can;
-    if (first) this.form.prompt.value = openingSentence(meta.texts[state.text]);
-    if (first && recorded) {
+    if (this.isNew) this.form.prompt.value = openingSentence(meta.texts[state.text]);
+    if (this.isNew && recorded) {
       recorded.forEach((line) => this.take(line));
       this.said.textContent = RECORDED;
     }
+    this.isNew = false;
     if (!can) this.opening.offer(this.steps);
     const uncut = can && this.app.runs.edited ? " It continues without the cuts of the edited run." : "";
     const finding = !can && recorded ? savings(this.steps, this.start?.layers ?? 0) : "";

@@ -54,44 +54,12 @@ export function captureSummary({ layers, missing, others }) {
   const absent = [absences(missing), otherMixers(others)].filter(Boolean).join(" ");
   if (uncertified) {
     const words = `${uncertified} of ${layers.length} not certified`;
-    return {
-      certified: false,
-      words,
-      text: `${uncertified} of ${layers.length} layers are not certified.`,
-      absent,
-    };
+    return { certified: false, words, text: words.replace("not", "layers are not") + ".", absent };
   }
-  if (missing.length)
-    return {
-      certified: false,
-      words: "Incomplete",
-      text: `Every layer shown is certified. ${absent}`,
-      absent,
-    };
-  return { certified: true, words: "", text: "Every layer is certified.", absent };
-}
-
-/**
- * The head that an arrow key goes to: the one beside, or the one in the same column of the line above or below, which
- * may be another layer's.
- * @param {Pick<Layer, "key" | "heads">[]} layers
- * @param {Pick<State, "layer" | "head">} from
- * @param {[number, number]} move lines and heads
- * @param {number} columns heads in one line
- */
-export function headBeside(layers, { layer, head }, [down, right], columns) {
-  const y = layers.findIndex((one) => one.key === layer);
-  const { heads } = layers[y];
-  const at = heads.indexOf(head);
-  if (!down) return { layer, head: heads[clamp(at + right, 0, heads.length - 1)] };
-  const [line, column] = [Math.floor(at / columns) + down, at % columns];
-  const lines = Math.ceil(heads.length / columns);
-  if (line >= 0 && line < lines)
-    return { layer, head: heads[clamp(line * columns + column, 0, heads.length - 1)] };
-  const to = layers[y + down];
-  if (!to) return { layer, head };
-  const first = down > 0 ? 0 : (Math.ceil(to.heads.length / columns) - 1) * columns;
-  return { layer: to.key, head: to.heads[clamp(first + column, 0, to.heads.length - 1)] };
+  const [words, text] = missing.length
+    ? ["Incomplete", `Every layer shown is certified. ${absent}`]
+    : ["", "Every layer is certified."];
+  return { certified: !missing.length, words, text, absent };
 }
 
 /**

@@ -3,12 +3,12 @@
 
 import { ARROWS, badge, element, reveal } from "../../parts/dom.js";
 import { labelWords } from "../../parts/head_words.js";
-import { LateProgress } from "../../parts/progress_panel.js";
+import { ProgressPanel } from "../../parts/progress_panel.js";
 import { LayerQueue } from "../../data/layer_queue.js";
-import { maskName } from "../../data/layers.js";
+import { headBeside, maskName } from "../../data/layers.js";
 import { settings } from "../../data/settings.js";
 import { paintThumb, thumbScale } from "../../parts/map_scale.js";
-import { captureSummary, columnNumbers, gridSizes, headBeside } from "./thumbnail_grid.js";
+import { captureSummary, columnNumbers, gridSizes } from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement, layer: Layer, head: number }} Thumbnail */
 
@@ -36,7 +36,7 @@ export class Thumbnails {
     this.numbers = element("div", { class: "grid-row grid-numbers", "aria-hidden": "true" });
     new ResizeObserver(() => this.text >= 0 && this.resize()).observe(root);
     addEventListener("regard-theme", () => this.repaint());
-    this.progress = new LateProgress("in-list");
+    this.progress = new ProgressPanel("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(this.text, layer),
       (queue) => this.progress.followWork(queue, "Drawing every head", "layers", "the pictures of "),
@@ -68,7 +68,7 @@ export class Thumbnails {
       this.text = state.text;
       this.build();
     }
-    this.queue.turnTo(state.layer);
+    this.queue.chosen = state.layer;
     for (const [key, buttons] of this.rows) {
       for (const [number, button] of buttons) {
         const chosen = key === state.layer && number === state.head;
@@ -212,7 +212,7 @@ export class Thumbnails {
    */
   paint({ picture, layer }, bytes) {
     const { kind, whole } = this;
-    paintThumb(picture, bytes, thumbScale([bytes], layer, { kind, whole }));
+    paintThumb(picture, bytes, thumbScale(bytes, layer, { kind, whole }));
   }
 
   /**

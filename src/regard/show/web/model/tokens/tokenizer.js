@@ -18,6 +18,8 @@ export class Tokenizer {
     /** @type {Map<string, number>} */
     this.ids = new Map(data.pieces.map((piece, id) => [piece, id]));
     this.special = new Map(data.special.map(({ id, text }) => [id, text]));
+    this.markIds = new Map(data.special.map(({ id, text }) => [text, id]));
+    this.marks = anyOf([...this.markIds.keys()]);
     this.signs = byteSigns();
     this.bytes = new Map(this.signs.map((sign, byte) => [sign, byte]));
     /** @type {LRU<number[]>} */
@@ -43,21 +45,10 @@ export class Tokenizer {
    * @returns {(string | number)[]}
    */
   parts(text) {
-    /** @type {(string | number)[]} */
-    const parts = [];
-    let at = 0;
-    while (at < text.length) {
-      const found = this.data.special
-        .map(({ id, text: token }) => ({ id, size: token.length, at: text.indexOf(token, at) }))
-        .filter((one) => one.at >= 0 && one.size)
-        .sort((a, b) => a.at - b.at || b.size - a.size)[0];
-      if (!found) break;
-      if (found.at > at) parts.push(text.slice(at, found.at));
-      parts.push(found.id);
-      at = found.at + found.size;
-    }
-    if (at < text.length) parts.push(text.slice(at));
-    return parts;
+    return text
+      .split(this.marks)
+      .filter(Boolean)
+      .map((part) => this.markIds.get(part) ?? part);
   }
 
   /**
@@ -113,6 +104,16 @@ export class Tokenizer {
     const text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
     return text.includes("\ufffd") ? bytes : text;
   }
+}
+
+/**
+ * A pattern for texts, the longest first where several begin at one place; in brackets, so that `split` keeps them.
+ * @param {string[]} texts
+ */
+function anyOf(texts) {
+  const longest = texts.filter(Boolean).sort((a, b) => b.length - a.length);
+  const escaped = longest.map((text) => text.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
+  return new RegExp(escaped.length ? `(${escaped.join("|")})` : "(?!)");
 }
 
 /** The printable character that stands for each byte in the pieces of a byte-level tokenizer, as in GPT-2. */

@@ -80,32 +80,20 @@ export function unpack(name, all, fields) {
  */
 function read(planes, count, type) {
   if (type === "u8") return planes.slice();
-  if (type === "i16") {
-    const out = new Float32Array(count);
-    for (let i = 0; i < count; i++) out[i] = (((planes[i] | (planes[count + i] << 8)) - 128) << 16) >> 16;
-    return out;
-  }
-  if (type === "f16") {
-    const table = halves();
-    const out = new Float32Array(count);
-    for (let i = 0; i < count; i++) out[i] = table[planes[i] | (planes[count + i] << 8)];
-    return out;
-  }
-  if (type === "f64") {
-    const out = new Float64Array(count);
-    const bytes = new Uint8Array(out.buffer);
-    for (let plane = 0; plane < 8; plane++) {
-      for (let i = 0; i < count; i++) bytes[8 * i + plane] = planes[plane * count + i];
-    }
-    return out;
-  }
-  const words = new Uint32Array(count);
+  const size = type === "f64" ? 8 : type === "i16" || type === "f16" ? 2 : 4;
   const drop = type === "f24" ? 1 : 0; // the plane that is not there
-  for (let plane = 0; plane + drop < 4; plane++) {
-    const shift = 8 * (plane + drop);
-    for (let i = 0; i < count; i++) words[i] |= planes[plane * count + i] << shift;
+  const bytes = new Uint8Array(size * count); // of the numbers one after another, the least significant first
+  for (let plane = drop; plane < size; plane++) {
+    const own = planes.subarray((plane - drop) * count, (plane - drop + 1) * count);
+    for (let i = 0; i < count; i++) bytes[size * i + plane] = own[i];
   }
-  return type === "u32" ? words : new Float32Array(words.buffer);
+  if (type === "u32") return new Uint32Array(bytes.buffer);
+  if (type === "f64") return new Float64Array(bytes.buffer);
+  if (size === 4) return new Float32Array(bytes.buffer);
+  const [words, out] = [new Uint16Array(bytes.buffer), new Float32Array(count)];
+  const table = halves();
+  for (let i = 0; i < count; i++) out[i] = type === "f16" ? table[words[i]] : ((words[i] - 128) << 16) >> 16;
+  return out;
 }
 
 /** @type {Float32Array | null} */

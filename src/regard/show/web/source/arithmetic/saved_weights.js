@@ -59,18 +59,21 @@ export function storedAttribution(stored, position, token) {
 
 /**
  * What the model expects after a position.
- * @param {PredictionArrays} arrays
- * @param {string[]} words the texts of the likely tokens
+ * @param {Pick<Arrays, "probabilities" | "ranks"> & { losses: Float32Array | Float64Array }} arrays of all positions
+ * @param {(place: number) => { id: number, token: string }} likely the token that belongs to a probability
  * @param {string[] | null} tokens of the text
  * @param {number} position
  * @returns {Prediction}
  */
-export function savedPrediction({ ids, places, probabilities, losses, ranks }, words, tokens, position) {
-  const count = places.length / (losses.length + 1); // for each position
-  const likeliest = Array.from({ length: count }, (_, n) => {
-    const at = position * count + n;
-    return { id: ids[places[at]], token: words[places[at]], probability: probabilities[at] };
-  });
+export function describePrediction({ probabilities, losses, ranks }, likely, tokens, position) {
+  const count = probabilities.length / (losses.length + 1); // for each position
+  const likeliest = Array.from(
+    probabilities.subarray(position * count, (position + 1) * count),
+    (probability, n) => ({
+      ...likely(position * count + n),
+      probability,
+    }),
+  );
   const loss = losses[position];
   const known = position < losses.length && Number.isFinite(loss);
   const token = tokens?.[position + 1] ?? null;
@@ -130,7 +133,10 @@ export class SavedWeights {
   /** @param {{ text: number, position: number }} question */
   async prediction({ text, position }) {
     const arrays = await this.block(`predictions-${text}`);
-    return savedPrediction(arrays, this.data.words[text], this.meta.texts[text].tokens, position);
+    const { ids, places } = arrays;
+    const words = this.data.words[text];
+    const likely = (/** @type {number} */ n) => ({ id: ids[places[n]], token: words[places[n]] });
+    return describePrediction(arrays, likely, this.meta.texts[text].tokens, position);
   }
 
   /** @param {LayerQuestion} question */
@@ -150,11 +156,9 @@ export class SavedWeights {
    * @param {TileQuestion} question
    * @param {Pause} pause
    */
-  async tile({ text, layer, head, z, i, j, quantity }, pause) {
-    const [one, parts] = await Promise.all([
-      this.head(text, layer, head),
-      this.parts(text, layer, head, quantity),
-    ]);
+  async tile(question, pause) {
+    const { z, i, j } = question;
+    const [one, parts] = await Promise.all([this.head(question), this.parts(question)]);
     return one.tile(z, i, j, parts, pause);
   }
 
@@ -162,43 +166,42 @@ export class SavedWeights {
    * @param {LineQuestion} question
    * @param {Pause} pause
    */
-  row({ text, layer, head, index, quantity }, pause) {
-    const single = quantity.shade === "logit" ? { queries: null } : {}; // contributions are of one query
-    const look = (/** @type {HeadMap} */ one, /** @type {TileParts} */ parts) =>
-      rowOf(one, index, { ...parts, ...single });
-    return this.mean({ text, layer, head, quantity }, look, pause);
+  row(question, pause) {
+    const single = question.quantity.shade === "logit" ? { queries: null } : {}; // contributions are of one query
+    return this.mean(question, (one, parts) => rowOf(one, question.index, { ...parts, ...single }), pause);
   }
 
   /**
    * @param {LineQuestion} question
    * @param {Pause} pause
    */
-  column({ text, layer, head, index, quantity }, pause) {
-    return this.mean({ text, layer, head, quantity }, (one, parts) => columnOf(one, index, parts), pause);
+  column(question, pause) {
+    return this.mean(question, (one, parts) => columnOf(one, question.index, parts), pause);
   }
 
   /** @param {StepsQuestion} question */
-  async steps({ text, layer, head, row }) {
-    const [one, v] = await Promise.all([this.head(text, layer, head), this.values(text, layer, head)]);
+  async steps(question) {
+    const { text, layer, row } = question;
+    const [one, v] = await Promise.all([this.head(question), this.values(question)]);
     if (!(one instanceof Head)) throw new Error(`Layer ${layer} has no softmax, and no steps of one.`);
     return rowSteps(one, v, namedLayer(this.meta, text, layer), row, this.meta.strongest);
   }
 
   /**
    * The mean over the heads asked for, of what `look` finds in each; contributions to a logit are added up.
-   * @param {Omit<LineQuestion, "index">} question
+   * @param {LineQuestion} question
    * @param {(head: HeadMap, parts: TileParts) => Float32Array} look
    * @param {Pause} pause
    */
   async mean({ text, layer, head: number, quantity }, look, pause) {
     const some = layer === "mean" ? this.meta.texts[text].layers : [namedLayer(this.meta, text, layer)];
-    const places = some.flatMap((about) =>
-      (number === "mean" ? about.heads : [number]).map((head) => ({ layer: about.key, head })),
+    const places = some.flatMap(({ key, heads }) =>
+      (number === "mean" ? heads : [number]).map((head) => ({ text, layer: key, head, quantity })),
     );
     /** @type {Float32Array | null} */
     let total = null;
-    for (const { layer, head } of places) {
-      const found = look(await this.head(text, layer, head), await this.parts(text, layer, head, quantity));
+    for (const place of places) {
+      const found = look(await this.head(place), await this.parts(place));
       await pause();
       total ??= new Float32Array(found.length);
       if (found.length !== total.length)
@@ -213,13 +216,10 @@ export class SavedWeights {
 
   /**
    * What a quantity takes of a head beside its weights: the factors of its keys, and its units.
-   * @param {number} text
-   * @param {string} layer
-   * @param {number} head
-   * @param {Quantity} quantity
+   * @param {HeadPlace & { quantity: Quantity }} question
    * @returns {Promise<TileParts>}
    */
-  async parts(text, layer, head, quantity) {
+  async parts({ text, layer, head, quantity }) {
     const about = namedLayer(this.meta, text, layer);
     const { units } = inUnits(this.meta, about, quantity);
     const axes = { queries: units?.queries.edges ?? null, keys: units?.keys.edges ?? null };
@@ -242,23 +242,17 @@ export class SavedWeights {
 
   /**
    * One head's arrays, ready to compute with.
-   * @param {number} text
-   * @param {string} layer
-   * @param {number} number
+   * @param {HeadPlace} place
    */
-  head(text, layer, number) {
-    return once(this.heads, `${text} ${layer} ${number}`, () => this.prepare(text, layer, number));
+  head({ text, layer, head }) {
+    return once(this.heads, `${text} ${layer} ${head}`, () => this.prepare({ text, layer, head }));
   }
 
-  /**
-   * @param {number} text
-   * @param {string} layer
-   * @param {number} number
-   */
-  async prepare(text, layer, number) {
+  /** @param {HeadPlace} place */
+  async prepare({ text, layer, head }) {
     const about = namedLayer(this.meta, text, layer);
-    const h = about.heads.indexOf(number);
-    if (h < 0) throw new Error(`Layer ${layer} has no head ${number}.`);
+    const h = about.heads.indexOf(head);
+    if (h < 0) throw new Error(`Layer ${layer} has no head ${head}.`);
     const names = [about.block ?? "", about.mask_block ?? ""];
     const [whole, masks] = await Promise.all(names.map((name) => this.block(name)));
     const { rows: T, cols: S, width: D } = about;
@@ -301,17 +295,15 @@ export class SavedWeights {
 
   /**
    * One head's values, or null if the file does not hold them.
-   * @param {number} text
-   * @param {string} layer
-   * @param {number} number
+   * @param {HeadPlace} place
    */
-  async values(text, layer, number) {
+  async values({ text, layer, head }) {
     const about = namedLayer(this.meta, text, layer);
     if (!about.values_block) return null;
     const { v, v_step: steps } = await this.block(about.values_block);
     const width = about.value_width ?? 0;
     const size = about.cols * width;
-    const g = Math.floor(about.heads.indexOf(number) / (about.heads.length / (v.length / size)));
+    const g = Math.floor(about.heads.indexOf(head) / (about.heads.length / (v.length / size)));
     return scaled(part(v, g, size), steps && part(steps, g, width));
   }
 

@@ -3,47 +3,7 @@
 // it does not know files, pages or colours. What rows, columns and tiles are made of is `HeadMap`, which linear layers share.
 
 import { cellsAlong, settings } from "../../data/settings.js";
-
-/**
- * q·k of one query, which begins at `start`, and keys `from` to before `to`, into `out`.
- * Nearly all the time of the page goes by here: four keys at once keep the processor busy.
- * @param {Float64Array} q
- * @param {Float64Array} k
- * @param {number} D
- * @param {number} start
- * @param {number} from
- * @param {number} to
- * @param {Float64Array} out
- */
-function products(q, k, D, start, from, to, out) {
-  let j = from;
-  for (; j + 3 < to; j += 4) {
-    const first = j * D;
-    const second = first + D;
-    const third = second + D;
-    const fourth = third + D;
-    let a = 0;
-    let b = 0;
-    let c = 0;
-    let d = 0;
-    for (let n = 0; n < D; n++) {
-      const x = q[start + n];
-      a += x * k[first + n];
-      b += x * k[second + n];
-      c += x * k[third + n];
-      d += x * k[fourth + n];
-    }
-    out[j] = a;
-    out[j + 1] = b;
-    out[j + 2] = c;
-    out[j + 3] = d;
-  }
-  for (; j < to; j++) {
-    let sum = 0;
-    for (let n = 0; n < D; n++) sum += q[start + n] * k[j * D + n];
-    out[j] = sum;
-  }
-}
+import { dotProducts } from "./products.js";
 
 /** The weights of one head, each row by its own `weigh`. */
 export class HeadMap {
@@ -160,7 +120,7 @@ export class Head extends HeadMap {
   /** @param {HeadArrays} parts */
   constructor(parts) {
     super(parts);
-    this.q = parts.q;
+    this.q = Float64Array.from(parts.q);
     this.k = parts.k;
     this.mean = parts.mean;
     this.lse = parts.lse;
@@ -168,28 +128,7 @@ export class Head extends HeadMap {
     this.softcap = parts.softcap;
     this.relative = parts.relative;
     this.dense = parts.dense;
-    // As wide as the sums are, so that nothing has to be converted on the way.
-    this.wideQ = Float64Array.from(this.q);
-    this.wideK = Float64Array.from(this.k);
     this.line = new Float64Array(this.S);
-  }
-
-  /**
-   * The score of query i and key j after scale, cap and bias, if it were visible.
-   * @param {number} i
-   * @param {number} j
-   */
-  score(i, j) {
-    const { q, k, D } = this;
-    const a = i * D;
-    const b = j * D;
-    let sum = 0;
-    for (let d = 0; d < D; d++) sum += q[a + d] * k[b + d];
-    sum *= this.scale;
-    if (this.softcap) sum = this.softcap * Math.tanh(sum / this.softcap);
-    if (this.relative) sum += this.relative[j - i + this.T - 1];
-    else if (this.dense) sum += this.dense[i * this.S + j];
-    return sum;
   }
 
   /**
@@ -200,14 +139,16 @@ export class Head extends HeadMap {
    * @param {Float32Array} out
    */
   weigh(i, from, to, out) {
-    const { D, scale } = this;
+    const { T, S, D, scale, softcap, relative, dense, line } = this;
     const lse = this.lse[i];
-    if (this.softcap || this.relative || this.dense) {
-      for (let j = from; j < to; j++) out[j] = Math.exp(this.score(i, j) - lse);
-      return;
+    dotProducts(this.q, i * D, this.k, from * D, D, D, line, from, to - from);
+    for (let j = from; j < to; j++) {
+      let score = scale * line[j];
+      if (softcap) score = softcap * Math.tanh(score / softcap);
+      if (relative) score += relative[j - i + T - 1];
+      else if (dense) score += dense[i * S + j];
+      out[j] = Math.exp(score - lse);
     }
-    products(this.wideQ, this.wideK, D, i * D, from, to, this.line);
-    for (let j = from; j < to; j++) out[j] = Math.exp(scale * this.line[j] - lse);
   }
 }
 
