@@ -19,7 +19,7 @@ from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
-from regard.show.saved import mask_block
+from regard.show.saved import mask_block, packed_layer
 from regard.show.saved import pack as packing
 from regard.show.saved.bundle import write
 from regard.show.saved.pack import pack
@@ -121,7 +121,7 @@ def test_softcap_and_sinks() -> None:
 
 def test_what_rounding_would_change_keeps_24_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "FINE", 0)
-    monkeypatch.setattr(packing, "SCORE_NOISES", (1.0, 0.5))
+    monkeypatch.setattr(packed_layer, "SCORE_NOISES", (1.0, 0.5))
     base = captured().layers[0]
     q, k = torch.randn(1, 1, 64, 8), torch.randn(1, 1, 64, 8)
     m = regard.attention_map(q, k, mask=regard.causal)

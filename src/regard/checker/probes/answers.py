@@ -7,8 +7,8 @@ from dataclasses import replace
 from regard.checker.diagnose import diagnose
 from regard.checker.oracle.oracle import Intent, Observation, describe_difference
 from regard.checker.oracle.question import Question
-from regard.checker.probes.diagnosis import describe_failure
 from regard.checker.probes.gradients import gradient_failure
+from regard.checker.probes.wrong_output import describe_failure
 from regard.checker.session import CheckSession, ComparedAnswer
 from regard.checker.subject.subject import Subject
 

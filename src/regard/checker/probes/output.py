@@ -18,8 +18,8 @@ from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error,
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import name_by_behaviour, visible_tokens
-from regard.checker.probes.diagnosis import COMPARE, WrongOutput, record_results, smallest_failure
 from regard.checker.probes.questions import output_questions
+from regard.checker.probes.wrong_output import COMPARE, WrongOutput, record_results, smallest_failure
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.call_tensors import MaskForm

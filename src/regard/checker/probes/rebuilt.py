@@ -19,10 +19,10 @@ from typing import Any
 from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.understand import understand
-from regard.checker.probes.diagnosis import COMPARE
 from regard.checker.probes.gradients import gradient_failure, probe_gradients
 from regard.checker.probes.leaks import probe_causality
 from regard.checker.probes.output import probe_output
+from regard.checker.probes.wrong_output import COMPARE
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt

@@ -18,10 +18,10 @@ from torch import Tensor
 from regard.checker.diagnose import diagnose, diagnose_blocks
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, describe_difference, relative_error
 from regard.checker.oracle.question import Answer, Question
-from regard.checker.probes.diagnosis import COMPARE
 from regard.checker.probes.gradients import gradient_failure
 from regard.checker.probes.questions import asks_many_tokens, largest_block
 from regard.checker.probes.rebuilt import check_output, rebuild
+from regard.checker.probes.wrong_output import COMPARE
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of, parameters_of

@@ -26,8 +26,8 @@ from regard.checker.interpretation.understand import Understanding
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, relative_difference, relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.probes.diagnosis import describe_failure
 from regard.checker.probes.numbers import judge_lse
+from regard.checker.probes.wrong_output import describe_failure
 from regard.checker.ranks.ring import predict_mistakes, predict_orders
 from regard.checker.reference import prepare_reference
 from regard.checker.sandbox import TIMEOUT, WorkerResult, run

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.checker.interpretation.cases import Cases
 from regard.checker.oracle.question import Answer, Question
-from regard.checker.oracle.wiring import Wiring
+from regard.checker.oracle.wiring import Split, Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.reply import Reply
@@ -169,7 +169,7 @@ class InsideWiring(Wiring):
 
     inside: InsideSubject | None = None
 
-    def project(self, question: Question, *, split: str = "transpose") -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, question: Question, *, split: Split = "transpose") -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's own queries, keys and values, split into heads."""
         assert self.inside is not None
         q, k, v = (x.to(question.dtype) for x in self.inside.project(question))  # a norm may widen them
