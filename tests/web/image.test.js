@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { isPictureAlone, patchLabel, patchOf } from "../../src/regard/show/web/data/patch_layout.js";
-import { labelAt } from "../../src/regard/show/web/data/tokens.js";
+import { axisOf, labelAt } from "../../src/regard/show/web/data/tokens.js";
 import { heatColour } from "../../src/regard/show/web/text/heat.js";
 import { kindOf, outlierTokens, sharesByKind } from "../../src/regard/show/web/text/patches.js";
 import { near } from "./helpers.js";
@@ -46,7 +46,7 @@ test("a patch is named in full where there is room", () => {
   assert.equal(patchLabel(tower, 1, names[1], 10), "register 1");
   assert.equal(patchLabel(tower, 1, names[1], 5), "reg 1");
   assert.equal(patchLabel(tower, 9, " word", 4), null);
-  assert.equal(labelAt(meta, 0, layer, "keys", 7, 8), "r2 c3");
+  assert.equal(labelAt(axisOf(meta, 0, layer, "keys"), 7, 8), "r2 c3");
 });
 
 test("a capture of pictures alone is known", () => {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { areWeights, isSigned, PLAIN, quantityOf, spell } from "../../src/regard/show/web/data/quantity.js";
-import { tokenAt } from "../../src/regard/show/web/data/tokens.js";
+import { axisOf, tokenAt } from "../../src/regard/show/web/data/tokens.js";
 import {
   edgesOn,
   firstToken,
@@ -58,7 +58,7 @@ const words = inUnits(META, LAYER, { units: "words", unitsOf: 0 });
 test("words stand for their tokens, on both axes, and keep the text", () => {
   assert.deepEqual([words.rows, words.cols], [8, 8]);
   assert.equal(words.units.queries.texts.join(""), TOKENS.join(""));
-  assert.equal(tokenAt(META, 0, words, "keys", 2), "lighthouse"); // without the space before it
+  assert.equal(tokenAt(axisOf(META, 0, words, "keys"), 2), "lighthouse"); // without the space before it
   assert.equal(unitAt(words, "keys", 3), 2);
   assert.deepEqual([firstToken(words, "keys", 2), lastToken(words, "keys", 2)], [2, 3]);
   assert.deepEqual([unitAt(words, "keys", -1), firstToken(words, "keys", -1)], [-1, -1]);
@@ -196,11 +196,8 @@ test("contributions are ranked by their size and added up with their signs", () 
     [0, 2],
   );
   near(ranking.total, -0.5, 1e-6);
-  const tokens = ["a", "b", "c", "d"];
-  assert.equal(
-    rankingLine(tokens, shaded, ranking, true, -1, logit, "“lit”"),
-    "“lit” after “d” is predicted from “a” −2, “c” +1",
-  );
-  const notes = rankingNotes(tokens, shaded, ranking, true, logit).join(" ");
+  const found = { tokens: ["a", "b", "c", "d"], shaded, ranking, looking: true, quantity: logit };
+  assert.equal(rankingLine(found, -1, "“lit”"), "“lit” after “d” is predicted from “a” −2, “c” +1");
+  const notes = rankingNotes(found).join(" ");
   assert.match(notes, /The other one token: \+0\.5 in total\. Sum over the shaded tokens: −0\.5\./);
 });

@@ -9,6 +9,7 @@ import {
   rankingNotes,
   strongest,
 } from "../../src/regard/show/web/text/ranking.js";
+import { PLAIN } from "../../src/regard/show/web/data/quantity.js";
 import { inRunningText } from "../../src/regard/show/web/text/layout.js";
 import { axisOffsets, indexOnAxis, writtenText } from "../../src/regard/show/web/text/offsets.js";
 import {
@@ -197,23 +198,26 @@ test("the strongest are those that a sort would give", () => {
   }
 });
 
+const found = (shaded, ranking, looking) => ({
+  ...{ shaded, ranking, looking, quantity: PLAIN },
+  tokens: ["a", "b", "c", "d"],
+});
+
 test("one line says what a token does, or its weight with another", () => {
-  const tokens = ["a", "b", "c", "d"];
   const row = shaded([0.75, 0.25]);
   const ranking = strongest(row, 12);
-  assert.equal(rankingLine(tokens, row, ranking, true, -1), "“d” attends to “b” 75%, “c” 25%");
-  assert.equal(rankingLine(tokens, row, ranking, false, 2), "“d” is attended to by “c”: 25%");
+  assert.equal(rankingLine(found(row, ranking, true), -1), "“d” attends to “b” 75%, “c” 25%");
+  assert.equal(rankingLine(found(row, ranking, false), 2), "“d” is attended to by “c”: 25%");
   const none = shaded([0, 0]);
-  assert.equal(rankingLine(tokens, none, strongest(none, 12), true, -1), "“d” attends to nothing");
+  assert.equal(rankingLine(found(none, strongest(none, 12), true), -1), "“d” attends to nothing");
 });
 
 test("notes count what the list leaves out", () => {
-  const tokens = ["a", "b", "c", "d"];
   const row = shaded([0.5, 0.25, 0.125], { without: new Set([1]) });
-  const notes = rankingNotes(tokens, row, strongest(row, 1), true).join(" ");
+  const notes = rankingNotes(found(row, strongest(row, 1), true)).join(" ");
   assert.match(notes, /token 1, with 50%\./);
   assert.match(notes, /The other one token: 13% in total\./);
-  assert.equal(rankingNotes(tokens, row, strongest(row, 3), false).length, 2);
+  assert.equal(rankingNotes(found(row, strongest(row, 3), false)).length, 2);
 });
 
 test("line ends stay in running text, but for the last", () => {

@@ -58,11 +58,11 @@ const layer = (parts) => ({
 
 test("an axis begins where its layer does", () => {
   const meta = { texts: [{ tokens: ["a", "b", "c"], target_tokens: ["x", "y"] }] };
-  assert.equal(tokenAt(meta, 0, layer({ queries_from: 1 }), "queries", 1), "c");
-  assert.equal(tokenAt(meta, 0, layer({ queries_of: "target_tokens" }), "queries", 1), "y");
-  assert.equal(tokenAt(meta, 0, layer({ queries_of: "target_tokens" }), "keys", 1), "b");
-  assert.equal(axisOf(meta, 0, layer({ keys_from: null }), "keys"), null);
-  assert.equal(tokenAt(meta, 0, layer({ keys_from: null }), "keys", 7), "#7");
+  assert.equal(tokenAt(axisOf(meta, 0, layer({ queries_from: 1 }), "queries"), 1), "c");
+  assert.equal(tokenAt(axisOf(meta, 0, layer({ queries_of: "target_tokens" }), "queries"), 1), "y");
+  assert.equal(tokenAt(axisOf(meta, 0, layer({ queries_of: "target_tokens" }), "keys"), 1), "b");
+  assert.equal(axisOf(meta, 0, layer({ keys_from: null }), "keys").tokens, null);
+  assert.equal(tokenAt(axisOf(meta, 0, layer({ keys_from: null }), "keys"), 7), "#7");
 });
 
 test("weights keep four digits that count", () => {

@@ -206,6 +206,16 @@ interface Prediction {
 /** Spans of tokens, one after another: every token belongs to one. */
 type UnitName = "words" | "sentences";
 
+/** What stands on an axis of a layer. */
+interface TokenAxis {
+  /** The tokens of its list, or its units; null if they are not known. */
+  tokens: string[] | null;
+  /** The one that the axis begins with. */
+  from: number;
+  layout: PatchLayout;
+  inUnits?: boolean;
+}
+
 /** The units along an axis of a layer. */
 interface UnitAxis {
   /** Where each begins on the axis, and the size of the axis. */
@@ -924,6 +934,15 @@ interface Ranking {
   total: number;
   /** How many tokens have a weight. */
   seen: number;
+}
+
+/** What the chosen token attends to if `looking`, else what attends to it. */
+interface TokenRanking {
+  tokens: string[];
+  shaded: Shaded;
+  ranking: Ranking;
+  looking: boolean;
+  quantity: Quantity;
 }
 
 /** What the Text view writes: the tokens, and where on them the layer's queries and keys begin. */

@@ -6,7 +6,7 @@ import { latest, rampBar } from "../parts/controls.js";
 import { choice, element, makeButton } from "../parts/dom.js";
 import { layerOf } from "../data/layers.js";
 import { isSameShape, PLAIN, spell } from "../data/quantity.js";
-import { short, tokenAt } from "../data/tokens.js";
+import { axisOf, short, tokenAt } from "../data/tokens.js";
 import { isClipped } from "../map/legend.js";
 import { exportMenu } from "../picture/menu.js";
 import { PageView } from "../view.js";
@@ -202,7 +202,7 @@ export class CompareView extends PageView {
     }
     const layer = layerOf(app.meta, pair[0].text, pair[0].layer);
     const named = (/** @type {Axis} */ axis) =>
-      `“${short(tokenAt(app.meta, pair[0].text, layer, axis, axis === "queries" ? cell.row : cell.col), 20)}”`;
+      `“${short(tokenAt(axisOf(app.meta, pair[0].text, layer, axis), axis === "queries" ? cell.row : cell.col), 20)}”`;
     const numbers = shown.map(({ map }, n) => {
       const found = map?.pyramid.cell(cell.row, cell.col, Math.log2(cell.size));
       const number = !found ? "…" : found.max < 0 ? "hidden" : spell(map?.quantity ?? PLAIN, found.mass);

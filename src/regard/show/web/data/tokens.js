@@ -1,7 +1,7 @@
 // @ts-check
 // Tokens as a reader can see them: spaces, line ends and what cannot be printed get a sign.
 
-import { layoutOf, patchLabel } from "./patch_layout.js";
+import { layoutOf, NO_PATCHES, patchLabel } from "./patch_layout.js";
 import { settings } from "./settings.js";
 
 /** @type {Record<string, string>} */
@@ -64,50 +64,43 @@ export function short(token, most = 16) {
 }
 
 /**
- * The tokens of an axis of a layer ("queries" or "keys") and from which one on it goes; null if unknown.
+ * The tokens of an axis of a layer ("queries" or "keys"), from which one on it goes, and which of them are patches.
  * @param {Meta} meta
  * @param {number} text
  * @param {Layer} layer
  * @param {Axis} axis
+ * @returns {TokenAxis}
  */
 export function axisOf(meta, text, layer, axis) {
-  if (layer.units) return { tokens: layer.units[axis].texts, from: layer.units[axis].from };
-  const tokens = meta.texts[text][layer[`${axis}_of`]];
+  const unit = layer.units?.[axis];
+  if (unit) return { tokens: unit.texts, from: unit.from, layout: NO_PATCHES, inUnits: true };
   const from = layer[`${axis}_from`];
-  return tokens && from !== null ? { tokens, from } : null;
+  const tokens = meta.texts[text][layer[`${axis}_of`]];
+  if (from === null || !tokens) return { tokens: null, from: 0, layout: NO_PATCHES };
+  return { tokens, from, layout: layoutOf(meta, text, layer, axis) };
 }
 
 /**
- * The token at a place of one of a layer's axes, or its number if the text is unknown; words and sentences are
- * given without the spaces around them.
- * @param {Meta} meta
- * @param {number} text
- * @param {Layer} layer
- * @param {Axis} axis
+ * The token at a place of an axis, or its number if the text is unknown; words and sentences are given without the
+ * spaces around them.
+ * @param {TokenAxis} axis
  * @param {number} index
  */
-export function tokenAt(meta, text, layer, axis, index) {
-  const found = axisOf(meta, text, layer, axis);
-  if (!found) return `#${index}`;
-  const token = found.tokens[found.from + index];
-  return layer.units ? token.trim().replaceAll(" ", SPACE) || token : token;
+export function tokenAt({ tokens, from, inUnits }, index) {
+  if (!tokens) return `#${index}`;
+  const token = tokens[from + index];
+  return inUnits ? token.trim().replaceAll(" ", SPACE) || token : token;
 }
 
 /**
  * The same in at most `most` letters, with everything visible.
- * @param {Meta} meta
- * @param {number} text
- * @param {Layer} layer
- * @param {Axis} axis
+ * @param {TokenAxis} axis
  * @param {number} index
  * @param {number} most
  */
-export function labelAt(meta, text, layer, axis, index, most) {
-  const token = tokenAt(meta, text, layer, axis, index);
-  const first = layer.units ? null : layer[`${axis}_from`];
-  const label =
-    first === null ? null : patchLabel(layoutOf(meta, text, layer, axis), first + index, token, most);
-  return label ?? short(token, most);
+export function labelAt(axis, index, most) {
+  const token = tokenAt(axis, index);
+  return patchLabel(axis.layout, axis.from + index, token, most) ?? short(token, most);
 }
 
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;

@@ -49,16 +49,16 @@ export function drawLabels(context, scene, name) {
   const last = Math.min(size, end);
   const room = scene.labelRoom?.[name] ?? (queries ? gutter.left : gutter.top) - BESIDE;
   const mark = queries ? marked.row : marked.col;
-  const known = axisOf(scene.meta, scene.text, layer, name) !== null;
+  const axis = axisOf(scene.meta, scene.text, layer, name);
   const label = (/** @type {number} */ index, /** @type {boolean} */ strong) => {
     const [px, py] = camera.point(index + 0.5, index + 0.5);
     const along = queries ? gutter.top + py : gutter.left + px;
     if (along < (queries ? gutter.top : gutter.left)) return;
     if (end < size && (end - index - 0.5) * camera.zoom < HALF) return; // the edge would cut it
     const number = String(index);
-    const counted = step > 1 || !known; // tokens that are next to each other need no number
+    const counted = step > 1 || !axis.tokens; // tokens that are next to each other need no number
     const letters = Math.max(3, Math.floor(room / LETTER) - (counted ? number.length + 1 : 0));
-    const token = known ? axisLabel(scene, name, index, letters) : "";
+    const token = axis.tokens ? axisLabel(axis, index, letters) : "";
     context.save();
     if (queries) context.translate(gutter.left - 8, along);
     else {
@@ -91,15 +91,12 @@ export function drawLabels(context, scene, name) {
 
 /**
  * A token as an axis has room for it.
- * @param {Scene} scene
- * @param {Axis} axis
+ * @param {TokenAxis} axis
  * @param {number} index
  * @param {number} letters
  */
-function axisLabel({ meta, text, layer }, axis, index, letters) {
-  const place = index + (axisOf(meta, text, layer, axis)?.from ?? 0);
-  if (isStart(tokenAt(meta, text, layer, axis, index), place)) return START_MARK;
-  return labelAt(meta, text, layer, axis, index, letters);
+function axisLabel(axis, index, letters) {
+  return isStart(tokenAt(axis, index), axis.from + index) ? START_MARK : labelAt(axis, index, letters);
 }
 
 /**

@@ -2,7 +2,7 @@
 // The map as a figure: what is shown of it, in light colours on white, with its words, its colour bar and its keys.
 
 import { percent } from "../data/format.js";
-import { tokenAt, visible } from "../data/tokens.js";
+import { axisOf, tokenAt, visible } from "../data/tokens.js";
 import { viewFigure } from "../picture/figure.js";
 import { PAPER_SANS } from "../picture/fonts.js";
 import { SvgDrawing } from "../picture/svg_drawing.js";
@@ -104,7 +104,7 @@ export async function mapRows(map) {
   const size = 2 ** z;
   const { left, top, right, bottom } = camera.frame;
   const named = (/** @type {Axis} */ axis, /** @type {number} */ index) =>
-    visible(tokenAt(meta, state.text, layer, axis, index));
+    visible(tokenAt(axisOf(meta, state.text, layer, axis), index));
   const places = (/** @type {number} */ first, /** @type {number} */ end) => {
     const from = Math.max(0, Math.floor(first / size));
     return Array.from({ length: Math.ceil(end / size) - from }, (_, n) => (from + n) * size);

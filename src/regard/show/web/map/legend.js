@@ -5,7 +5,7 @@ import { last } from "../data/arrays.js";
 import { percent } from "../data/format.js";
 import { PLAIN, spell } from "../data/quantity.js";
 import { settings } from "../data/settings.js";
-import { labelAt } from "../data/tokens.js";
+import { axisOf, labelAt } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
 import { css } from "../parts/colours.js";
 import { contextOf, element } from "../parts/dom.js";
@@ -59,7 +59,7 @@ export function legend(root) {
       if (sink) {
         hidden.replaceChildren(
           `Key ${sink.key} `,
-          element("span", { class: "token", text: labelAt(meta, text, layer, "keys", sink.key, 16) }),
+          element("span", { class: "token", text: labelAt(axisOf(meta, text, layer, "keys"), sink.key, 16) }),
           ` receives ${percent(sink.share)} of the attention of the queries that see it. The colours leave it out.`,
         );
         hidden.dataset.share = String(sink.share);

@@ -8,7 +8,7 @@ import { badge, choice, element, makeButton, termList } from "../parts/dom.js";
 import { foldedSettings } from "../parts/controls.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, spell } from "../data/quantity.js";
 import { quantityControls } from "../parts/quantity_controls.js";
-import { short, tokenAt } from "../data/tokens.js";
+import { axisOf, short, tokenAt } from "../data/tokens.js";
 import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
@@ -52,7 +52,7 @@ export class MapView extends PageView {
     const main = element("div", { class: "map-main" }, heading, caption, settings, space, foot);
     root.append(side, main, notes);
     this.large = new MapCanvas(space, app, this.layer, {
-      thumb: () => this.small.chosen(app.state),
+      thumb: () => this.small.chosen,
       drawn: (scene) => this.tell(scene),
     });
     this.attribution = new AttributionPanel(app);
@@ -83,15 +83,15 @@ export class MapView extends PageView {
       this.title.textContent = `Layer ${layer.key}, head ${state.head}`;
       const { certified, unplaced } = layer.evidence;
       this.proof.replaceChildren(...(certified && !unplaced ? [] : [badge(layer.evidence)]));
-      this.small.show(state);
+      this.small.show();
       this.readout.showLayer(captured);
       this.cut.show(layer.key, state.head);
       this.named = name;
     }
-    this.controls.show(state, quantity);
-    this.words.show(state);
-    this.small.recolour(state);
-    this.attribution.show(state, quantity);
+    this.controls.show(quantity);
+    this.words.show();
+    this.small.recolour();
+    this.attribution.show(quantity);
     // The map counts in units, the state in tokens.
     const [row, col] = [unitAt(layer, "queries", state.row), unitAt(layer, "keys", state.col)];
     const inMap = { ...state, row, col };
@@ -197,8 +197,8 @@ export class MapView extends PageView {
     }
     if (size > 1) return spell(quantity, mass);
     const [query, key] = [
-      tokenAt(this.app.meta, text, this.layer, "queries", row),
-      tokenAt(this.app.meta, text, this.layer, "keys", col),
+      tokenAt(axisOf(this.app.meta, text, this.layer, "queries"), row),
+      tokenAt(axisOf(this.app.meta, text, this.layer, "keys"), col),
     ];
     return `${short(query, 24)} → ${short(key, 24)}  ${spell(quantity, mass)}`;
   }
@@ -274,13 +274,11 @@ function makeControls(view) {
     get predicted() {
       return quantities.predicted;
     },
-    /**
-     * @param {State} state
-     * @param {Quantity} quantity
-     */
-    show(state, quantity) {
+    /** @param {Quantity} quantity */
+    show(quantity) {
+      const { state } = app;
       for (const name of NAMES) choices[name].value = state[name];
-      quantities.show(state, quantity);
+      quantities.show(quantity);
       pools = areWeights(quantity);
       choices.sink.hidden = !areWeights(quantity) || quantity.units !== "tokens";
       // Contributions have no greatest number.

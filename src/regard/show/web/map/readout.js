@@ -6,7 +6,7 @@ import { asSentence, exact } from "../data/format.js";
 import { maskWords } from "../data/layers.js";
 import { precisionNote, roundingNote } from "../data/rounding.js";
 import { areWeights, PLAIN, quantityName, quantityTitle, spell } from "../data/quantity.js";
-import { labelAt } from "../data/tokens.js";
+import { axisOf, labelAt } from "../data/tokens.js";
 import { firstToken, UNIT } from "../data/units.js";
 import { badge, element, termList, tokenLine } from "../parts/dom.js";
 
@@ -45,9 +45,8 @@ export class Readout {
     if (name === this.cellShown) return;
     this.cellShown = name;
     /** @type {(axis: Axis, index: number) => string} */
-    const named = (axis, index) => {
-      return `${index} ${labelAt(this.app.meta, state.text, layer, axis, index, 24)}`;
-    };
+    const named = (axis, index) =>
+      `${index} ${labelAt(axisOf(this.app.meta, state.text, layer, axis), index, 24)}`;
     const { number: written, weight, facts, note } = cellFacts(cell, layer, named, quantity);
     this.heading.textContent = quantityTitle(quantity);
     this.number.textContent = written;
@@ -77,7 +76,7 @@ export class Readout {
     const weights = await app.source.row(state.text, state.layer, state.head, state.row, quantity);
     if (key !== this.rowAsked) return;
     const token = (/** @type {Axis} */ axis, /** @type {number} */ index) =>
-      labelAt(app.meta, state.text, layer, axis, index, 18);
+      labelAt(axisOf(app.meta, state.text, layer, axis), index, 18);
     const list = element("ol", { class: "ranked" });
     for (const col of strongestKeys(weights, RANKED)) {
       const weight = element("span", { class: "weight", text: spell(quantity, weights[col]) });

@@ -281,9 +281,7 @@ export class LiveWeights extends SavedWeights {
 
   /**
    * The name of the block with the factors of a layer's keys, which is computed if the text was read here.
-   * @param {number} text
-   * @param {string} layer
-   * @param {Quantity} quantity
+   * @type {SavedWeights["factorsBlock"]}
    */
   factorsBlock(text, layer, quantity) {
     const reading = this.readings.get(text);
@@ -319,8 +317,7 @@ export class LiveWeights extends SavedWeights {
 
   /**
    * Where the logit of a token after a position comes from.
-   * @param {AttributionQuestion} question
-   * @returns {Promise<Attribution>}
+   * @type {SavedWeights["attribution"]}
    */
   async attribution({ text, position, token: wanted }) {
     if (this.meta.texts[text].predicted?.positions)
@@ -363,7 +360,7 @@ export class LiveWeights extends SavedWeights {
     return this.meta.texts[text];
   }
 
-  /** @param {{ text: number, position: number }} question */
+  /** @type {SavedWeights["prediction"]} */
   async prediction({ text, position }) {
     if (this.blocks[`predictions-${text}`]) return super.prediction({ text, position });
     const { tokenizer } = await this.ready();
@@ -376,10 +373,7 @@ export class LiveWeights extends SavedWeights {
     );
   }
 
-  /**
-   * @param {LayerQuestion} question
-   * @param {Pause} pause
-   */
+  /** @type {SavedWeights["thumbs"]} */
   async thumbs({ text, layer }, pause) {
     const { heads } = namedLayer(this.meta, text, layer);
     const all = await Promise.all(heads.map((head) => this.prepare({ text, layer, head })));
@@ -388,9 +382,7 @@ export class LiveWeights extends SavedWeights {
 
   /**
    * The scores of a layer's heads beside those of uniform attention. Labels need more than this page computes.
-   * @param {LayerQuestion} question
-   * @param {Pause} pause
-   * @returns {Promise<HeadScores[]>}
+   * @type {SavedWeights["layerHeads"]}
    */
   async layerHeads({ text, layer }, pause) {
     const about = namedLayer(this.meta, text, layer);

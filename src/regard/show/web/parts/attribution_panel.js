@@ -30,23 +30,20 @@ export class AttributionPanel {
     this.draw = latest(this.fill.bind(this));
   }
 
-  /**
-   * @param {State} state
-   * @param {Quantity} quantity
-   */
-  show(state, quantity) {
+  /** @param {Quantity} quantity */
+  show(quantity) {
     this.box.hidden = quantity.shade !== "logit";
-    this.draw(state, quantity);
+    this.draw(quantity);
   }
 
   /**
    * @param {() => boolean} fresh
-   * @param {State} state
    * @param {Quantity} quantity
    */
-  async fill(fresh, state, quantity) {
+  async fill(fresh, quantity) {
     if (quantity.shade !== "logit") return;
     const { app } = this;
+    const { state } = app;
     const found = await app.source.attribution(state.text, quantity.position, quantity.token);
     if (!fresh()) return;
     const { layers, tokens, predicted } = app.meta.texts[state.text];

@@ -53,18 +53,15 @@ export function fillLayers(choice, layers, key) {
 }
 
 /**
- * Two selects, for a layer and a head; `show(state)` keeps them up to date.
+ * Two selects, for a layer and a head; `show()` keeps them up to date.
  * @param {App} app
  */
 export function headPicker(app) {
   const layer = select("Layer", (key) => app.set({ layer: key }));
   const head = select("Head", (value) => app.set({ head: Number(value) }));
   const box = element("div", { class: "fields" }, layer, head);
-  /**
-   * @param {State} state
-   * @param {{ heads?: boolean, layers?: boolean }} [options]
-   */
-  const show = (state, { heads = true, layers = true } = {}) => {
+  const show = ({ heads = true, layers = true } = {}) => {
+    const { state } = app;
     const about = layerOf(app.meta, state.text, state.layer);
     fillLayers(layer, app.meta.texts[state.text].layers, about.key);
     head.fill(about.heads, state.head);

@@ -47,8 +47,8 @@ export function labelTags(row) {
 }
 
 /**
- * A head's labels and its sentence, which come when they are computed; `show(state)` says whose. `came` is told of
- * the row.
+ * A head's labels and its sentence, which come when they are computed; `show()` follows the state. `came` is told of the
+ * row.
  * @param {App} app
  * @param {(row: HeadScores | undefined) => void} [came]
  */
@@ -57,7 +57,8 @@ export function headSentence(app, came = () => {}) {
   const sentence = element("p", { class: "head-sentence" });
   const box = element("div", { class: "head-words", "aria-live": "polite" }, tags, sentence);
   let shown = "";
-  const fill = latest(async (fresh, /** @type {State} */ { text, layer, head }) => {
+  const fill = latest(async (fresh) => {
+    const { text, layer, head } = app.state;
     let row = app.headRows.row(text, layer, head);
     if (!row) {
       tags.replaceChildren();
@@ -76,11 +77,12 @@ export function headSentence(app, came = () => {}) {
     sentence.textContent = row?.sentence ?? "";
     came(row);
   });
-  const show = (/** @type {State} */ state) => {
-    const name = [state.text, state.layer, state.head].join(" ");
+  const show = () => {
+    const { text, layer, head } = app.state;
+    const name = [text, layer, head].join(" ");
     if (name === shown) return;
     shown = name;
-    fill(state);
+    fill();
   };
   return Object.assign(box, { show, tags });
 }

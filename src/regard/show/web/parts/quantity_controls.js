@@ -27,9 +27,9 @@ export function quantityControls(app, view, changed) {
   const shade = select("Quantity", (value) => app.set({ shade: value }));
   const token = select("Next token", (value) => app.set({ token: Number(value) }));
   let predicted = "the predicted token";
-  const fillTokens = latest(async (fresh, /** @type {State} */ state, /** @type {Quantity} */ quantity) => {
+  const fillTokens = latest(async (fresh, /** @type {Quantity} */ quantity) => {
     if (quantity.shade !== "logit") return;
-    const found = await app.source.attribution(state.text, quantity.position, quantity.token);
+    const found = await app.source.attribution(app.state.text, quantity.position, quantity.token);
     if (!fresh()) return;
     const name = `“${short(found.token.token, 24)}”`;
     if (name !== predicted) setTimeout(changed);
@@ -48,19 +48,15 @@ export function quantityControls(app, view, changed) {
     get predicted() {
       return predicted;
     },
-    /**
-     * @param {State} state
-     * @param {Quantity} quantity
-     */
-    show(state, quantity) {
-      const { meta } = app;
-      const text = meta.texts[state.text];
+    /** @param {Quantity} quantity */
+    show(quantity) {
+      const text = app.meta.texts[app.state.text];
       units.value = quantity.units;
       units.hidden = unitNames(text).length < 2 || (view === "map" && quantity.shade === "logit");
       shade.fill(text.shades, quantity.shade, (/** @type {ShadeName} */ name) => SHADES[name]);
       shade.hidden = text.shades.length < 2;
       token.hidden = quantity.shade !== "logit";
-      fillTokens(state, quantity);
+      fillTokens(quantity);
     },
   };
 }

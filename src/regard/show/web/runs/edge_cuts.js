@@ -3,7 +3,7 @@
 
 import { choice, element, makeButton } from "../parts/dom.js";
 import { mapQuantity } from "../data/quantity.js";
-import { short, tokenAt } from "../data/tokens.js";
+import { axisOf, short, tokenAt } from "../data/tokens.js";
 import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
 
 /** Buttons of the Map's notes; hidden where there is no model. */
@@ -15,26 +15,22 @@ export class EdgeCuts {
   constructor(app, frame) {
     this.app = app;
     this.frame = frame;
-    this.inView = ""; // the cut of all in view that the buttons were drawn for
+    /** @type {(EdgeCut | null)[]} */
+    this.cuts = []; // what the buttons were drawn for: the edge, all to the key, all in view
     this.hidden = false; // whether the mask hides the chosen cell, so that there is no edge to cut
     this.scope = choice("Heads", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
     this.scope.value = "head";
     this.note = element("p", { class: "small quiet" });
-    this.edge = this.button(() => this.edgeCut());
-    this.key = this.button(() => this.keyCut());
-    this.view = this.button(() => this.viewCut());
-    const buttons = element("div", { class: "cut-buttons" }, this.edge, this.key, this.view);
+    this.buttons = [0, 1, 2].map((n) =>
+      makeButton("", () => {
+        const cut = this.cuts[n];
+        if (cut) app.runs.toggle(cut);
+      }),
+    );
+    const buttons = element("div", { class: "cut-buttons" }, ...this.buttons);
     this.box = element("div", { class: "notes-block edge-cuts" });
     this.box.append(element("h3", { text: "Stop attention" }), this.scope, buttons, this.note);
     app.runs.on(() => this.draw());
-  }
-
-  /** @param {() => EdgeCut | null} cutOf */
-  button(cutOf) {
-    return makeButton("", () => {
-      const cut = cutOf();
-      if (cut) this.app.runs.toggle(cut);
-    });
   }
 
   /**
@@ -105,7 +101,7 @@ export class EdgeCuts {
 
   /** Follows the map when it is moved. */
   follow() {
-    if (JSON.stringify(this.viewCut()) !== this.inView) this.draw();
+    if (JSON.stringify(this.viewCut()) !== JSON.stringify(this.cuts[2])) this.draw();
   }
 
   draw() {
@@ -115,15 +111,23 @@ export class EdgeCuts {
     if (this.box.hidden) return;
     /** @param {Axis} axis @param {number} index */
     const token = (axis, index) =>
-      `“${short(tokenAt(app.meta, text, shown, axis, unitAt(shown, axis, index)), 10)}”`;
+      `“${short(tokenAt(axisOf(app.meta, text, shown, axis), unitAt(shown, axis, index)), 10)}”`;
     const [edge, key, view] = [this.edgeCut(), this.keyCut(), this.viewCut()];
-    this.inView = JSON.stringify(view);
+    this.cuts = [edge, key, view];
     this.scope.hidden = !edge && !key && !view;
-    this.label(this.edge, edge, edge ? `from ${token("queries", row)} to ${token("keys", col)}` : "");
-    const place = unitAt(shown, "keys", col);
-    this.label(this.key, key, key ? `from every token to ${token("keys", col)} (${place})` : "");
     const spans = view ? [view.queries, view.keys].map(([first, end]) => `${first}–${end - 1}`) : [];
-    this.label(this.view, view, `in view: from tokens ${spans.join(" to tokens ")}`);
+    const words = [
+      () => `from ${token("queries", row)} to ${token("keys", col)}`,
+      () => `from every token to ${token("keys", col)} (${unitAt(shown, "keys", col)})`,
+      () => `in view: from tokens ${spans.join(" to tokens ")}`,
+    ];
+    this.buttons.forEach((button, n) => {
+      const cut = this.cuts[n];
+      button.hidden = cut === null;
+      if (!cut) return;
+      button.textContent = `${app.runs.has(cut) ? "Allow" : "Stop"} attention ${words[n]()}`;
+      button.disabled = app.runs.running !== null;
+    });
     this.note.textContent =
       edge || key
         ? "The model runs again. The weight becomes 0, and the query attends more to its other keys."
@@ -132,18 +136,5 @@ export class EdgeCuts {
       "edges-cut",
       app.runs.cuts.some(({ kind }) => kind === "edges"),
     );
-  }
-
-  /**
-   * @param {HTMLButtonElement} button
-   * @param {EdgeCut | null} cut
-   * @param {string} words
-   */
-  label(button, cut, words) {
-    button.hidden = cut === null;
-    if (!cut) return;
-    const isCut = this.app.runs.has(cut);
-    button.textContent = `${isCut ? "Allow" : "Stop"} attention ${words}`;
-    button.disabled = this.app.runs.running !== null;
   }
 }

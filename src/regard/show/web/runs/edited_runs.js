@@ -5,7 +5,7 @@
 import { captureTitle, layerOf } from "../data/layers.js";
 import { howFar } from "../data/format.js";
 import { textsChanged } from "../reading/text_choice.js";
-import { tokenAt } from "../data/tokens.js";
+import { axisOf, tokenAt } from "../data/tokens.js";
 import { firstToken } from "../data/units.js";
 import { cutsCell, cutWords, runName, sameCut, toggled } from "./cuts.js";
 
@@ -95,7 +95,7 @@ export class EditedRuns {
     if (!edited?.cuts.length) return edited?.edits ?? [];
     return edited.cuts.map((cut) => {
       const layer = layerOf(meta, text, cut.layer);
-      return cutWords(cut, layer, (axis, index) => tokenAt(meta, text, layer, axis, index));
+      return cutWords(cut, layer, (axis, index) => tokenAt(axisOf(meta, text, layer, axis), index));
     });
   }
 

@@ -7,7 +7,7 @@ import { badge, choice, element, makeButton } from "../parts/dom.js";
 import { headSentence } from "../parts/head_words.js";
 import { clamp } from "../data/arrays.js";
 import { layerOf } from "../data/layers.js";
-import { labelAt, short, tokenAt } from "../data/tokens.js";
+import { axisOf, labelAt, short, tokenAt } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { edgeStrip } from "./edge_strip.js";
 import { viewFigure } from "../picture/figure.js";
@@ -97,7 +97,7 @@ export class StepsView extends PageView {
     const keys = shownKeys(work.keys, example ? Infinity : this.strongest, work.position);
     const context = { ...found, keys, rest: hiddenWeight(work, keys), app, state };
     const list = element("ol", { class: "steps-list" }, ...stepList(context).map(stepItem));
-    if (!example) this.words.show(state);
+    if (!example) this.words.show();
     this.page.replaceChildren(intro(context, this.words), list);
   }
 
@@ -138,11 +138,12 @@ async function modelSteps({ meta, source }, { text, layer: key, head }, row) {
   if (layer.recurrence) throw new Error(noSteps(meta.texts[text].layers, layer));
   const at = /** @type {const} */ ([text, key, head, row]);
   const [work, weights] = await Promise.all([source.steps(...at), source.row(...at)]);
+  const [queries, keys] = [axisOf(meta, text, layer, "queries"), axisOf(meta, text, layer, "keys")];
   return {
     work,
     layer,
-    name: tokenAt(meta, text, layer, "queries", row),
-    key: (j) => tokenAt(meta, text, layer, "keys", j),
+    name: tokenAt(queries, row),
+    key: (j) => tokenAt(keys, j),
     example: null,
     sum: weights.reduce((total, w) => total + w, 0),
   };
@@ -197,15 +198,16 @@ function makeStepsControls(view) {
       const { state, row, count, captured } = view;
       const { example } = app.meta;
       which.value = state.example ? "example" : "model";
-      picker.show(state);
+      picker.show();
       for (const part of [picker, shown]) part.hidden = Boolean(state.example);
       stage.hidden = !state.example;
       before.disabled = row <= 0;
       after.disabled = row >= count - 1;
       shown.fill(SHOWN, view.strongest);
+      const queries = axisOf(app.meta, state.text, captured, "queries");
       const names = state.example
         ? example.tokens
-        : Array.from({ length: count }, (_, i) => labelAt(app.meta, state.text, captured, "queries", i, 16));
+        : Array.from({ length: count }, (_, i) => labelAt(queries, i, 16));
       token.fill(
         names.map((name, i) => [String(i), `${name} (${i})`]),
         row,

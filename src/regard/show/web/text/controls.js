@@ -6,15 +6,13 @@ import { choice, element } from "../parts/dom.js";
 import { quantityControls } from "../parts/quantity_controls.js";
 import { layersInScope, secondHeadOptions } from "./scope.js";
 
-/**
- * @param {App} app
- * @param {() => void} changed when there is more to say
- */
-export function makeTextControls(app, changed) {
+/** @param {import("./text.js").TextView} view */
+export function makeTextControls(view) {
+  const { app } = view;
   const picker = headPicker(app);
   const second = select("Second head", (value) => app.set({ secondHead: value }));
   second.title = "A second head over the same text, in another colour.";
-  const quantities = quantityControls(app, "text", changed);
+  const quantities = quantityControls(app, "text", () => view.tell());
   const ways = { at: "what it attends to", by: "what attends to it" };
   const direction = choice("Direction", "text-direction", ways, (value) =>
     app.set({ direction: value, row: -1, col: -1 }),
@@ -32,17 +30,11 @@ export function makeTextControls(app, changed) {
     get predicted() {
       return quantities.predicted;
     },
-    /**
-     * @param {State} state
-     * @param {boolean} looking
-     * @param {Layer[]} layers all of the text's
-     * @param {Layer} layer
-     * @param {Quantity} quantity
-     */
-    show(state, looking, layers, layer, quantity) {
+    show() {
+      const { state, looking, layers, captured: layer, quantity } = view;
       const stacks = new Set(layers.map((one) => one.stack)).size;
-      quantities.show(state, quantity);
-      picker.show(state, { heads: state.scope === "head", layers: state.scope !== "all" || stacks > 1 });
+      quantities.show(quantity);
+      picker.show({ heads: state.scope === "head", layers: state.scope !== "all" || stacks > 1 });
       const others = secondHeadOptions(layers, layer, state.head);
       second.fill(others, others.some(([address]) => address === state.secondHead) ? state.secondHead : "");
       second.hidden = state.scope !== "head" || others.length < 2;

@@ -14,14 +14,9 @@ import { rankingNotes } from "./ranking.js";
 const UNIT_TITLE = { tokens: "Token", words: "Word", sentences: "Sentence" };
 
 /**
- * @typedef {object} TokenFindings what there is to say of the chosen token
- * @property {string[]} tokens
- * @property {Shaded} shaded
- * @property {Ranking} ranking
- * @property {boolean} looking
+ * @typedef {object} TokenNews what there is to say of the chosen token beside its ranking
  * @property {boolean} pinned
  * @property {string} scope in words
- * @property {Quantity} quantity
  * @property {string} doubt of the layers that are shown, or ""
  * @property {string} cut says that the head is cut in this run, or ""
  * @property {{ scope: string, shaded: Shaded, ranking: Ranking } | null} second of a second head
@@ -29,6 +24,8 @@ const UNIT_TITLE = { tokens: "Token", words: "Word", sentences: "Sentence" };
  * @property {KindShare[]} shares of patches and of what stands beside them
  * @property {Map<number, number>} outliers patches that receive far more than others, with their mean weights
  */
+
+/** @typedef {TokenRanking & TokenNews} TokenFindings */
 
 const NAMED = 8; // outliers
 
@@ -86,8 +83,7 @@ export class TextNotes {
 
   /** @param {TokenFindings} findings */
   show(findings) {
-    const { tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second, pictured } =
-      findings;
+    const { tokens, shaded, looking, pinned, scope, quantity, doubt, cut, second, pictured } = findings;
     this.showPatches(findings);
     this.ranking.hidden = this.ramp.hidden = false;
     this.chosen.replaceChildren(
@@ -98,15 +94,15 @@ export class TextNotes {
     if (cut) this.chosen.append(element("p", { class: "small cut-note", text: cut }));
     if (!pinned) this.chosen.append(element("p", { class: "small quiet hint", text: hint() }));
     this.title.textContent = rankingTitle(quantity, looking);
-    this.list.replaceChildren(
-      ...ranking.best.map(({ token, w }) => this.line(token, tokens[token] ?? "", w, shaded, quantity)),
-    );
-    this.showSecond(tokens, second, quantity);
+    this.list.replaceChildren(...this.lines(findings));
+    this.second.hidden = !second;
+    this.secondTitle.textContent = second?.scope ?? "";
+    this.secondList.replaceChildren(...(second ? this.lines({ ...findings, ...second }) : []));
     const end = spell(quantity, shaded.top);
     this.ramp.show(shaded.signed ? spell(quantity, -shaded.top) : "0", end, shaded.signed);
     this.heat.hidden = !pictured || shaded.signed;
     this.heat.show("0", end);
-    const notes = rankingNotes(tokens, shaded, ranking, looking, quantity);
+    const notes = rankingNotes(findings);
     this.note.textContent = [...notes, doubt].join(" ").trimEnd();
   }
 
@@ -135,37 +131,19 @@ export class TextNotes {
   }
 
   /**
-   * @param {string[]} tokens
-   * @param {TokenFindings["second"]} second
-   * @param {Quantity} quantity
+   * The lines of a list.
+   * @param {TokenRanking} ranking
    */
-  showSecond(tokens, second, quantity) {
-    this.second.hidden = !second;
-    if (!second) return;
-    this.secondTitle.textContent = second.scope;
-    this.secondList.replaceChildren(
-      ...second.ranking.best.map(({ token, w }) =>
-        this.line(token, tokens[token] ?? "", w, second.shaded, quantity),
-      ),
-    );
-  }
-
-  /**
-   * One line of the list.
-   * @param {number} token
-   * @param {string} name
-   * @param {number} w
-   * @param {Shaded} shaded
-   * @param {Quantity} quantity
-   */
-  line(token, name, w, { top, signed }, quantity) {
-    const weight = element("span", { class: "weight", text: spell(quantity, w), "data-weight": w });
-    const button = tokenLine(token, short(name, 24), weight, () => this.choose(token), {
-      title: `Go to ${UNIT[quantity.units]} ${token}`,
-      class: signed ? (w < 0 ? "below" : "above") : null,
+  lines({ tokens, shaded: { top, signed }, ranking: { best }, quantity }) {
+    return best.map(({ token, w }) => {
+      const weight = element("span", { class: "weight", text: spell(quantity, w), "data-weight": w });
+      const button = tokenLine(token, short(tokens[token] ?? "", 24), weight, () => this.choose(token), {
+        title: `Go to ${UNIT[quantity.units]} ${token}`,
+        class: signed ? (w < 0 ? "below" : "above") : null,
+      });
+      button.style.setProperty("--share", String(Math.abs(w) / top));
+      return element("li", {}, button);
     });
-    button.style.setProperty("--share", String(Math.abs(w) / top));
-    return element("li", {}, button);
   }
 }
 

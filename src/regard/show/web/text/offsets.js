@@ -15,17 +15,12 @@ const AXES = /** @type {const} */ (["queries", "keys"]);
  */
 export function writtenText(meta, text, layer) {
   const [queries, keys] = AXES.map((axis) => axisOf(meta, text, layer, axis));
-  if (queries && keys && queries.tokens === keys.tokens)
+  if (keys.tokens && queries.tokens === keys.tokens)
     return { tokens: keys.tokens, queries: queries.from, keys: keys.from };
-  if (!queries && !keys && layer.stack !== "cross")
-    return { tokens: numbered(layer.cols).tokens, queries: layer.cols - layer.rows, keys: 0 };
-  const [a, b] = [keys ?? numbered(layer.cols), queries ?? numbered(layer.rows)];
-  return {
-    tokens: [...a.tokens, ...b.tokens],
-    keys: a.from,
-    queries: a.tokens.length + b.from,
-    second: a.tokens.length,
-  };
+  if (!queries.tokens && !keys.tokens && layer.stack !== "cross")
+    return { tokens: numbered(layer.cols), queries: layer.cols - layer.rows, keys: 0 };
+  const [a, b] = [keys.tokens ?? numbered(layer.cols), queries.tokens ?? numbered(layer.rows)];
+  return { tokens: [...a, ...b], keys: keys.from, queries: a.length + queries.from, second: a.length };
 }
 
 /**
@@ -33,7 +28,7 @@ export function writtenText(meta, text, layer) {
  * @param {number} size
  */
 function numbered(size) {
-  return { tokens: Array.from({ length: size }, (_, i) => ` ${i}`), from: 0 };
+  return Array.from({ length: size }, (_, i) => ` ${i}`);
 }
 
 /**

@@ -3,7 +3,7 @@
 
 import { last } from "../data/arrays.js";
 import { percent, some } from "../data/format.js";
-import { areWeights, PLAIN, spell } from "../data/quantity.js";
+import { areWeights, spell } from "../data/quantity.js";
 import { isolated, short } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
 
@@ -44,18 +44,17 @@ export function quotedToken(tokens, token) {
 /**
  * What the chosen token does, as one line: its number with `other`, or its strongest three. `predicted` is the token
  * whose logit contributions are of, in quotes.
- * @param {string[]} tokens
- * @param {Shaded} shaded
- * @param {Ranking} ranking
- * @param {boolean} looking
+ * @param {TokenRanking} found
  * @param {number} other a second token that is pointed at, or -1
  */
-export function rankingLine(tokens, shaded, { best }, looking, other, quantity = PLAIN, predicted = "") {
+export function rankingLine({ tokens, shaded, ranking, looking, quantity }, other, predicted = "") {
   const own = quotedToken(tokens, shaded.token);
   const subject = `${quantity.shade === "logit" ? `${predicted} after ${own}` : own} ${verb(quantity, looking)}`;
   if (other >= 0)
     return `${subject} ${quotedToken(tokens, other)}: ${spell(quantity, shaded.weights[other - shaded.from] ?? 0)}`;
-  const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${spell(quantity, w)}`);
+  const few = ranking.best
+    .slice(0, 3)
+    .map(({ token, w }) => `${quotedToken(tokens, token)} ${spell(quantity, w)}`);
   return `${subject} ${few.join(", ") || "nothing"}`;
 }
 
@@ -72,12 +71,10 @@ function verb({ shade }, looking) {
 
 /**
  * What the list of the strongest leaves out, in sentences.
- * @param {string[]} tokens
- * @param {Shaded} shaded
- * @param {Ranking} ranking
- * @param {boolean} looking
+ * @param {TokenRanking} found
  */
-export function rankingNotes(tokens, { token, weights, from, without }, ranking, looking, quantity = PLAIN) {
+export function rankingNotes({ tokens, shaded, ranking, looking, quantity }) {
+  const { token, weights, from, without } = shaded;
   const { best, total, seen } = ranking;
   const unit = UNIT[quantity.units];
   const notes = [];

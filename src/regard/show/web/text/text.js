@@ -33,7 +33,7 @@ export class TextView extends PageView {
   constructor(...place) {
     super(...place);
     const { root, app } = this;
-    this.controls = makeTextControls(app, () => this.tell());
+    this.controls = makeTextControls(this);
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.notes = new TextNotes((token) => this.pin(token));
     this.attribution = new AttributionPanel(app);
@@ -223,15 +223,16 @@ export class TextView extends PageView {
     const pinned = this.pinned >= 0;
     const other = pinned ? this.under : -1;
     const { predicted } = this.controls;
-    this.said.textContent = rankingLine(tokens, shaded, ranking, looking, other, quantity, predicted);
+    const found = { tokens, shaded, ranking, looking, quantity };
+    this.said.textContent = rankingLine(found, other, predicted);
     const doubt = doubts(layersInScope(this.layers, layer, state.scope));
     const scope = scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean");
     const second = this.second && this.other && this.secondFindings(this.second, this.other);
     const cut = this.cutWords();
     const pictured = this.page.patches.size > 0;
     const shares = pictured ? sharesByKind(shaded.weights, shaded.from, this.layout) : [];
-    const said = { scope, quantity, doubt, cut, second, pictured, shares, outliers: this.outliers };
-    this.notes.show({ tokens, shaded, ranking, looking, pinned, ...said });
+    const { outliers } = this;
+    this.notes.show({ ...found, pinned, scope, doubt, cut, second, pictured, shares, outliers });
   }
 
   /**
@@ -322,9 +323,9 @@ export class TextView extends PageView {
   /** @param {State} state */
   show(state) {
     this.state = state;
-    const { looking, layer, quantity } = this;
-    this.controls.show(state, looking, this.layers, this.captured, quantity);
-    this.attribution.show(state, quantity);
+    const { layer, quantity } = this;
+    this.controls.show();
+    this.attribution.show(quantity);
     this.written = writtenText(this.app.meta, state.text, layer);
     const { tokens, second } = this.written;
     const name = `${state.text} ${tokens.length} ${second} ${layer.queries_of} ${layer.keys_of} ${quantity.units}`;

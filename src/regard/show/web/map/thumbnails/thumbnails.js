@@ -47,11 +47,9 @@ export class Thumbnails {
     for (const [button, bytes] of this.pictures) this.paint(button, bytes);
   }
 
-  /**
-   * Gives the thumbnails the colour scale of the large map.
-   * @param {Pick<State, "scale" | "colourTop">} state
-   */
-  recolour({ scale, colourTop }) {
+  /** Gives the thumbnails the colour scale of the large map. */
+  recolour() {
+    const { scale, colourTop } = this.app.state;
     const whole = colourTop === "one";
     if (scale === this.kind && whole === this.whole) return;
     Object.assign(this, { kind: scale, whole });
@@ -62,8 +60,8 @@ export class Thumbnails {
     return this.app.meta.texts[this.text].layers;
   }
 
-  /** @param {State} state */
-  show(state) {
+  show() {
+    const { state } = this.app;
     if (state.text !== this.text || this.rows.size !== this.layers.length) {
       this.text = state.text;
       this.build();
@@ -80,12 +78,10 @@ export class Thumbnails {
     }
   }
 
-  /**
-   * The thumbnail of the chosen head, as a canvas, if it has come.
-   * @param {State} state
-   */
-  chosen(state) {
-    const button = this.rows.get(state.layer)?.get(state.head);
+  /** The thumbnail of the chosen head, as a canvas, if it has come. */
+  get chosen() {
+    const { layer, head } = this.app.state;
+    const button = this.rows.get(layer)?.get(head);
     return button && this.pictures.has(button) ? button.picture : null;
   }
 

@@ -22,10 +22,7 @@ export class LinearHead extends HeadMap {
 
   /**
    * Goes back from query i: the keys after `to` change what is left of it, too.
-   * @param {number} i
-   * @param {number} from
-   * @param {number} to
-   * @param {Float32Array} out
+   * @type {HeadMap["weigh"]}
    */
   weigh(i, from, to, out) {
     const { k, D, kept, beta } = this;
@@ -44,7 +41,7 @@ export class LinearHead extends HeadMap {
 
   /**
    * Goes on from key j, as the state does.
-   * @param {number} j
+   * @type {HeadMap["column"]}
    */
   column(j) {
     const { q, k, D, S, T, kept, beta } = this;

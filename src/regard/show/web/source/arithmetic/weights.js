@@ -131,13 +131,7 @@ export class Head extends HeadMap {
     this.line = new Float64Array(this.S);
   }
 
-  /**
-   * Writes the weights of query i and keys `from` to before `to` into `out`, at their own places.
-   * @param {number} i
-   * @param {number} from
-   * @param {number} to
-   * @param {Float32Array} out
-   */
+  /** @type {HeadMap["weigh"]} */
   weigh(i, from, to, out) {
     const { T, S, D, scale, softcap, relative, dense, line } = this;
     const lse = this.lse[i];
