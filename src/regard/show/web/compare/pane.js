@@ -9,14 +9,9 @@ import { MapCanvas } from "../map/canvas.js";
 
 /** A map whose view is that of its peers. */
 export class LinkedMap extends MapCanvas {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   * @param {Layer} layer
-   * @param {import("../map/canvas.js").MapHooks} hooks
-   */
-  constructor(root, app, layer, hooks) {
-    super(root, app, layer, hooks);
+  /** @param {ConstructorParameters<typeof MapCanvas>} map */
+  constructor(...map) {
+    super(...map);
     /** @type {LinkedMap[]} */
     this.peers = []; // all maps that move together, with this one
     this.lastEnd = 0; // of its own colours

@@ -80,12 +80,12 @@ export class Camera {
    * @param {number} col
    * @param {number} row
    */
-  reveal(col, row, size = 1) {
+  reveal(col, row) {
     const { left, top, right, bottom } = this.frame;
     if (col < left) this.x -= left - col;
-    else if (col + size > right) this.x += col + size - right;
+    else if (col + 1 > right) this.x += col + 1 - right;
     if (row < top) this.y -= top - row;
-    else if (row + size > bottom) this.y += row + size - bottom;
+    else if (row + 1 > bottom) this.y += row + 1 - bottom;
     this.settle();
   }
 

@@ -8,7 +8,7 @@ import { mapScale } from "../parts/map_scale.js";
 import { ProgressPanel } from "../parts/progress_panel.js";
 import { areWeights, isSigned, PLAIN } from "../data/quantity.js";
 import { theme } from "../parts/theme.js";
-import { setDrawing } from "../picture/canvas_drawings.js";
+import { drawings } from "../picture/canvas_drawings.js";
 import { firstToken, unitAt } from "../data/units.js";
 import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "./camera.js";
 import { WHOLE } from "../data/settings.js";
@@ -53,7 +53,7 @@ export class MapCanvas {
       "aria-describedby": "map-help",
     });
     this.context = contextOf(this.canvas);
-    setDrawing(this.canvas, (context) => {
+    drawings.set(this.canvas, (context) => {
       this.colours = null; // the page has those of paper at this moment
       draw(context, paperScene(this.scene()));
       this.colours = null;

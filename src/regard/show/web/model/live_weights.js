@@ -25,14 +25,11 @@ const RANDOM_TOKENS = 1024; // of a text up to which a cut is compared with rand
 const ATTRIBUTED = 16; // logits whose parts are kept
 
 export class LiveWeights extends SavedWeights {
-  /**
-   * @param {SavedData} data
-   * @param {(name: string) => Promise<string>} blockText
-   */
-  constructor(data, blockText) {
-    super(data, blockText);
-    if (!data.model) throw new Error("This file holds no model.");
-    this.about = data.model;
+  /** @param {ConstructorParameters<typeof SavedWeights>} file */
+  constructor(...file) {
+    super(...file);
+    if (!this.data.model) throw new Error("This file holds no model.");
+    this.about = this.data.model;
     /** @type {Promise<{ model: LanguageModel, tokenizer: Tokenizer }> | null} */
     this.opened = null;
     /** @type {Map<number, Reading>} */

@@ -201,16 +201,12 @@ async function render({ model, el }) {
   frame.style.cssText = `width:100%;height:${Number(model.get("height"))}px;border:0;display:block`;
   el.append(note);
   const { port1, port2 } = new MessageChannel();
-  /** @type {() => void} */
-  let disconnect = () => {};
-  /** @type {() => void} */
-  let stopTelling = () => {};
+  const endings = [channel.close, () => frame.remove()];
   frame.addEventListener(
     "load",
     () => {
       note.remove();
-      disconnect = connect(port1, model, channel);
-      stopTelling = tellTheme(port1, el);
+      endings.unshift(tellTheme(port1, el), connect(port1, model, channel));
       frame.contentWindow?.postMessage("regard-port", "*", [port2]); // a sandboxed frame has no origin to name
     },
     { once: true },
@@ -222,12 +218,7 @@ async function render({ model, el }) {
     },
     (error) => (note.textContent = `The page could not be opened. ${error.message}`),
   );
-  return () => {
-    stopTelling();
-    disconnect();
-    channel.close();
-    frame.remove();
-  };
+  return () => endings.forEach((end) => end());
 }
 
 export default { render };

@@ -26,14 +26,6 @@ export function ticks(low, high, count = 4) {
 }
 
 /**
- * @param {[number, number | null]} point
- * @returns {point is [number, number]}
- */
-function isWhole(point) {
-  return known(point[1]);
-}
-
-/**
  * @typedef {object} ChartFrame a chart's size, and where its values lie in it
  * @property {number} width
  * @property {number} height
@@ -146,7 +138,7 @@ function drawing(data, width, height) {
   /** @type {ChartName[]} */
   const names = [];
   for (const { name, kind, points, id, about = "" } of series) {
-    const shown = points.filter(isWhole);
+    const shown = /** @type {[number, number][]} */ (points.filter(([, value]) => known(value)));
     if (!shown.length) continue;
     const line = curve(frame, y, shown, kind);
     picture.append(line);

@@ -47,12 +47,10 @@ export function labelTags(row) {
 }
 
 /**
- * A head's labels and its sentence, which come when they are computed; `show()` follows the state. `came` is told of the
- * row.
+ * A head's labels and its sentence, which come when they are computed; `show()` follows the state.
  * @param {App} app
- * @param {(row: HeadScores | undefined) => void} [came]
  */
-export function headSentence(app, came = () => {}) {
+export function headSentence(app) {
   const tags = element("span", { class: "tags" });
   const sentence = element("p", { class: "head-sentence" });
   const box = element("div", { class: "head-words", "aria-live": "polite" }, tags, sentence);
@@ -64,7 +62,6 @@ export function headSentence(app, came = () => {}) {
       tags.replaceChildren();
       sentence.textContent = "Measuring what this head does…";
       sentence.classList.add("pending");
-      came(undefined);
       const rows = await app.headRows.layer(text, layer).catch((error) => {
         if (fresh()) sentence.textContent = `What this head does could not be measured: ${error.message}`;
         return null;
@@ -75,7 +72,6 @@ export function headSentence(app, came = () => {}) {
     sentence.classList.remove("pending");
     tags.replaceChildren(...(row ? labelTags(row) : []));
     sentence.textContent = row?.sentence ?? "";
-    came(row);
   });
   const show = () => {
     const { text, layer, head } = app.state;

@@ -109,8 +109,8 @@ export function paintHead(canvas, { pictures }, layer, head) {
  * @param {Uint8Array} bytes
  * @param {ColourScale} scale
  */
-export function paintThumb(canvas, bytes, scale, name = theme()) {
-  const { pixels } = ramp(name, scale.signed);
+export function paintThumb(canvas, bytes, scale) {
+  const { pixels } = ramp(theme(), scale.signed);
   const colours = Uint32Array.from(MASSES, (value) => pixels[Math.round(255 * scale.at(value))]);
   const context = contextOf(canvas);
   const image = context.createImageData(settings.thumb, settings.thumb);

@@ -5,17 +5,4 @@
 /** @typedef {(context: Drawing, size: Size) => void} CanvasDrawing in pixels of the page */
 
 /** @type {WeakMap<HTMLCanvasElement, CanvasDrawing>} */
-const drawings = new WeakMap();
-
-/**
- * @param {HTMLCanvasElement} canvas
- * @param {CanvasDrawing} drawing
- */
-export function setDrawing(canvas, drawing) {
-  drawings.set(canvas, drawing);
-}
-
-/** @param {HTMLCanvasElement} canvas */
-export function drawingOf(canvas) {
-  return drawings.get(canvas);
-}
+export const drawings = new WeakMap();

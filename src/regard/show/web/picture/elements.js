@@ -4,7 +4,7 @@
 
 import { drawBoxes, drawPseudo, written } from "./boxes.js";
 import { parseColour } from "./colour.js";
-import { drawingOf } from "./canvas_drawings.js";
+import { drawings } from "./canvas_drawings.js";
 import { drawLetters } from "./letters.js";
 import { lightImage } from "./paper.js";
 import { pixelsOf } from "./pixels.js";
@@ -89,7 +89,7 @@ function drawSvg(drawn, element, part) {
  */
 function drawCanvas({ context, style }, canvas, box) {
   if (!canvas.width || !canvas.height || !box.width) return;
-  const drawing = drawingOf(canvas);
+  const drawing = drawings.get(canvas);
   if (drawing) {
     context.save();
     context.translate(box.left, box.top);

@@ -5,7 +5,7 @@
 import { contextOf, element } from "../parts/dom.js";
 import { number } from "../data/format.js";
 import { theme } from "../parts/theme.js";
-import { setDrawing } from "../picture/canvas_drawings.js";
+import { drawings } from "../picture/canvas_drawings.js";
 
 const FEW = 4; // numbers that are written out
 const ENDS = {
@@ -55,7 +55,7 @@ export function vector(values, most, name) {
     canvas.title = `${name}[${at}] = ${number(values[at], 5)}`;
   });
   paint(canvas, values, most);
-  setDrawing(canvas, (drawing, { width, height }) => {
+  drawings.set(canvas, (drawing, { width, height }) => {
     const wide = width / values.length;
     values.forEach((x, i) => {
       drawing.fillStyle = `rgb(${shade(x, most).map(Math.round).join(" ")})`;

@@ -3,7 +3,7 @@
 
 import { contextOf, element } from "../parts/dom.js";
 import { patchOf } from "../data/patch_layout.js";
-import { setDrawing } from "../picture/canvas_drawings.js";
+import { drawings } from "../picture/canvas_drawings.js";
 
 const SMALL = 128; // pixels to a side: smaller pictures show their own
 
@@ -54,7 +54,7 @@ function greyGround({ src, width, height }) {
   const small = Math.max(width, height) < SMALL;
   const canvas = element("canvas", { width, height, class: small ? "ground small" : "ground" });
   // A figure has the picture as one image, and not each pixel as a cell.
-  setDrawing(canvas, (context, size) =>
+  drawings.set(canvas, (context, size) =>
     context.drawImage(canvas, 0, 0, width, height, 0, 0, size.width, size.height),
   );
   const image = new Image();

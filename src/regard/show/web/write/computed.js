@@ -3,7 +3,7 @@
 
 import { last } from "../data/arrays.js";
 import { contextOf } from "../parts/dom.js";
-import { setDrawing } from "../picture/canvas_drawings.js";
+import { drawings } from "../picture/canvas_drawings.js";
 
 const WAYS = /** @type {const} */ (["recomputed", "cached"]);
 const TITLE = 18; // pixels above the rows, and
@@ -38,7 +38,7 @@ export function drawComputed(canvas, steps, colours) {
     });
   };
   paint(context);
-  setDrawing(canvas, paint);
+  drawings.set(canvas, paint);
   const latest = last(steps);
   canvas.setAttribute(
     "aria-label",
