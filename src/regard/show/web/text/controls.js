@@ -6,7 +6,10 @@ import { choice, element } from "../parts/dom.js";
 import { quantityControls } from "../parts/quantity_controls.js";
 import { layersInScope, secondHeadOptions } from "./scope.js";
 
-/** @param {import("./text.js").TextView} view */
+/**
+ * The controls, which follow the view.
+ * @param {import("./text.js").TextView} view
+ */
 export function makeTextControls(view) {
   const { app } = view;
   const picker = headPicker(app);
