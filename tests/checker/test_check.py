@@ -301,3 +301,11 @@ def test_a_module_whose_only_path_is_its_cache_is_undecided_until_the_caller_say
     assert "cache" in by_name(report.passed)
     report = check(OnlyCached, cached=own_step, late=True)
     assert report.diagnoses[0].name == "top-left-causal", str(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("window", -1), ("heads", 0), ("softcap", -1.0), ("scale", float("nan"))]
+)
+def test_a_promise_that_no_attention_can_keep_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        check(F.scaled_dot_product_attention, **{name: value})

@@ -48,6 +48,11 @@ def printed(of_the_check, monkeypatch):
     return of_the_check
 
 
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_every_template_is_right_and_asked_something(kind):
+    assert list(visibility._questions(kind))
+
+
 def test_every_mistake_is_clear_on_some_input_or_says_why_it_cannot_be(of_the_check):
     clear = {name for name in MEASURED if of_the_check[name].largest >= CLEAR}
     excused = {name for name in MEASURED if CATALOGUE[name].unseen_because}

@@ -289,7 +289,8 @@ def test_each_hint_about_the_same_says_more(tmp_path: Path) -> None:
     assert "line 30: `weights` has columns that sum to 1" in placed
     assert line not in placed
     assert f"line 30: {line}" in written
-    assert over.startswith("regard learn 1 --solution")
+    assert f"line 30: {line}" in over
+    assert "(regard learn 1 --solution has the answer)" in over
     assert "says more" not in over
     # Another try at the same mistake begins with the first hint, even if it gets the same message.
     write(tmp_path, SIMILARITY.solution.replace("scores, dim=-1", "scores, -2"))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.attention.arguments import check_whole_number
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
@@ -99,6 +100,7 @@ def check(
     ('wrong', 'no-scale')
     """
     started = time.perf_counter()
+    _check_promises(window, softcap, scale, heads)
     if patched := ", ".join(patched_functions()):
         raise CheckError(
             f"{patched}: replaced by other code than PyTorch's, so the oracle would compute with it too; "
@@ -138,6 +140,19 @@ def check(
             always["flag"] = causal is True
         session = ask(subject, options, heads=heads, scale=scale, always=always)
     return _assemble(session, started, strict=strict)
+
+
+def _check_promises(
+    window: int | None, softcap: float | None, scale: float | None, heads: int | None
+) -> None:
+    """Raise a ValueError for a promise that no attention can keep."""
+    for name, number in (("window", window), ("heads", heads)):
+        if number is not None:
+            check_whole_number(name, number)
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap: expected a number above 0, got {softcap}")
+    if scale is not None and not (math.isfinite(scale) and scale):
+        raise ValueError(f"scale: expected a number other than 0, got {scale}")
 
 
 def ask(

@@ -50,7 +50,7 @@ def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
     console = Console(highlight=False)
     progress = read_progress(folder)
     if (answer is not None or give_up) and not progress.puzzle:
-        raise ValueError("there is no puzzle yet: regard learn hunt draws one")
+        raise ValueError("there is no open puzzle: regard learn hunt draws one")
     if give_up:
         _give_away(console, folder, progress)
         return

@@ -353,7 +353,8 @@ def _print_outcomes(
         if told is not None and (outcome.hints or outcome.status == "wrong"):
             number = told.get(outcome.task, 0)
             over = f"regard learn {lesson.number} --solution has the answer"
-            hints = (*outcome.hints, over) if outcome.status == "wrong" else outcome.hints
+            last = " ".join([*outcome.hints[-1:], f"({over})" if outcome.hints else over])
+            hints = (*outcome.hints, last) if outcome.status == "wrong" else outcome.hints
             text = hints[min(number, len(hints) - 1)]
             console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
             can_say_more |= number + 1 < len(hints)

@@ -144,9 +144,12 @@ def train(
             typer.echo(escape(f"stopped at step {result.step} and saved; go on with: {again}"), err=True)
         # 130 is what a shell reports after Ctrl-C; a scheduler can tell a stopped run from a failed one.
         raise typer.Exit(130)
+    # Half of the context, so that a prompt of the other half fits.
+    sample = (
+        f"regard generate --model {shlex.quote(str(out))} --tokens {min(100, config.context_length // 2)}"
+    )
     typer.echo(
-        f"best validation loss {result.best_loss:.4f} after {result.step} steps; "
-        f'try: regard generate --model {escape(shlex.quote(str(out)))} "…"',
+        f'best validation loss {result.best_loss:.4f} after {result.step} steps; try: {escape(sample)} "…"',
         err=True,
     )
 

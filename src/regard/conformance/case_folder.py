@@ -32,6 +32,8 @@ def write_cases(folder: str | os.PathLike[str], seed: int = 0) -> Path:
         seed: another seed draws other numbers.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder: expected a folder, {folder} is a file")
     folder.mkdir(parents=True, exist_ok=True)
     cases = make_cases(seed)
     tensors: dict[str, Tensor] = {}

@@ -88,8 +88,8 @@ class Judgement(NamedMistakes):
             lines += _explain(mistake, "Other cases equal")
         is_named = bool(self.mistakes or self.together)
         if self.uncompared and is_named:
-            names = ", ".join(self.uncompared)
-            lines += ["", *_wrap(f"wrong as well, and not explained by this: {names}", "  ")]
+            said = "wrong as well, and not explained by this or not compared with it"
+            lines += ["", *_wrap(f"{said}: {', '.join(self.uncompared)}", "  ")]
         if self.verdict == "wrong" and not is_named:
             lines += ["", *_wrap(self._say_unexplained(), "  ")]
         if len(self.mistakes) > 1:

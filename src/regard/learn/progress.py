@@ -6,7 +6,15 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from regard.support.files import FileError, atomic_write, get_field, naming_errors, read_json
+from regard.support.files import (
+    MAX_CONFIG_BYTES,
+    FileError,
+    atomic_write,
+    get_field,
+    naming_errors,
+    parse_object,
+    read_text,
+)
 
 NAME = "regard-progress.json"
 
@@ -36,8 +44,9 @@ def read_progress(folder: Path) -> LearnerProgress:
     path = folder / NAME
     if not path.exists():
         return LearnerProgress()
-    data = read_json(path, ProgressFileError)
+    text = read_text(path, ProgressFileError, "the file of a learner", MAX_CONFIG_BYTES)
     with naming_errors(path, ProgressFileError, advice="; repair the file or move it away"):
+        data = parse_object(text)
         done, tries = get_field(data, "done", dict), get_field(data, "tries", dict)
         return LearnerProgress(
             # JSON has texts as keys only.

@@ -31,7 +31,8 @@ class MutantResult:
         if self.difference is None:
             return "the suite's calls give NaN or inf, and no assertion notices"
         if self.difference > 1e-6:
-            share = f"{100 * self.difference:.2g} %"
+            percent = 100 * self.difference
+            share = f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
             return f"the suite's calls differ by up to {share}, and no assertion notices"
         return f"no call of the suite shows it: {'; '.join(self.reasons[:2]) or 'it makes no call'}"
 

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,10 +123,18 @@ def _is_causal(session: CheckSession) -> bool:
     return find_leak(session, session.cases.plain("cache", T=6, seed=81)) == ()
 
 
+def _step_of_caller(adapter: Step, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """What the caller's adapter returns, if that is a pair."""
+    result = adapter(module, x, state)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise TypeError(f"step has to return (output, cache), got {type(result).__name__}")
+    return result
+
+
 def _ways(session: CheckSession, adapter: Step | None) -> Iterator[Continuation]:
     """Yield the continuations to try: the caller's, Transformers' own, or guesses."""
     if adapter is not None:
-        yield Continuation("your step", adapter)
+        yield Continuation("your step", partial(_step_of_caller, adapter))
     elif session.subject.is_transformers:
         yield Continuation("Transformers' cache", _transformers_step(session))
     # Code that only follows Transformers' interface may have a cache of its own.

@@ -69,7 +69,8 @@ def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, 
     hints = _steps(outcome, task, lesson, place, hint)
     # What the judge has found together is two things, in whichever lesson.
     more = " At least two things differ." if TOGETHER.search(outcome.message) else ""
-    return replace(outcome, message=f"{outcome.message}{more}", hint=hint, hints=hints)
+    message = f"{outcome.message.removesuffix('.')}.{more}" if more else outcome.message
+    return replace(outcome, message=message, hint=hint, hints=hints)
 
 
 def _find_place(
