@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from regard.attention.backends.tiles import exponentials, find_visibility, least_log
 from regard.attention.masks.base import Mask
@@ -294,6 +295,8 @@ class Tiling:
 
     def memory_for(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory of this thread for a tile. The pages of fresh memory take as long as its exponentials."""
+        if is_compiling():  # torch.compile of PyTorch 2.13 fails at memory that is kept by thread
+            return torch.empty(shape, dtype=dtype, device=self.device)
         key, size = (threading.get_ident(), number, dtype), math.prod(shape)
         if key not in self.memory or len(self.memory[key]) < size:
             self.memory[key] = torch.empty(max(size, TILE), dtype=dtype, device=self.device)
