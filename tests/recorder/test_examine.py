@@ -128,3 +128,11 @@ def test_calls_of_equal_sizes_are_judged_as_each_is_alone() -> None:
     alone = [examination.judge([call])[0] for call in calls]
     assert list(map(repr, together)) == list(map(repr, alone))  # NaN equals nothing
     assert [evidence.certified for evidence in together] == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("softly_masked_rows", [False, True])
+def test_nan_in_values_that_no_row_sees_is_no_fault(softly_masked_rows: bool) -> None:
+    q, k = torch.randn(2, 1, 2, 5, 8).unbind()
+    m = regard.attention_map(q, k, mask=regard.padding(torch.zeros(1, 5, dtype=torch.bool)))
+    v = torch.full((1, 2, 5, 8), torch.nan)
+    assert examine(m, v, v, softly_masked_rows=softly_masked_rows).certified
