@@ -100,8 +100,7 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     for batch, of_batch in zip(batches, map(_read, measured), strict=True):
         facts = _facts(comparisons[batch[0]])
         for i, own in zip(batch, of_batch, strict=True):
-            # Where no row sees a key, NaN in padding shows in the tolerance alone: Nemotron ASR.
-            if not (math.isfinite(own.check) and math.isfinite(own.tolerance)):
+            if not own.is_clear:
                 (own,) = _read(_measure([comparisons[i]], quick=False))
             evidence[i] = _evidence(comparisons[i], own, facts)
     return [evidence[i] for i in range(len(comparisons))]
@@ -124,7 +123,16 @@ class _Measured(NamedTuple):
     unclear: float  # whether the values of some head are too similar
     score: float  # the largest |lse|
     weights: float  # the largest difference from the model's own weights
-    check: float  # not finite if the comparison has to be made again, carefully
+    doubt: float  # whether values may be similar or scores too large, which a quick comparison leaves open
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a quick comparison is enough.
+
+        A product that is not finite gives no finite ratio; where no row sees a key, NaN in padding shows in
+        the tolerance alone (Nemotron ASR).
+        """
+        return math.isfinite(self.ratio) and math.isfinite(self.tolerance) and not self.doubt
 
 
 def _read(measured: Tensor) -> list[_Measured]:
@@ -223,9 +231,8 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> Tensor:
             unclear = _has_similar_values(seen, v.to(m.dtype), tolerance[:, :, some]).view(1)
     if first.weights is not None:
         weight_error = _own_weight_error(first, m, first.weights, hidden).view(1)
-    # A product that is not finite gives no finite ratio.
-    check = worst if doubt is None else worst.masked_fill(doubt, torch.nan)
-    columns = (worst, at_worst, sum_error, empty_rows, unclear, score, weight_error, check)
+    doubts = zero if doubt is None else doubt
+    columns = (worst, at_worst, sum_error, empty_rows, unclear, score, weight_error, doubts)
     return torch.stack([x.to(m.dtype) for x in columns], 1)
 
 
