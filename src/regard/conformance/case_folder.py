@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.conformance.case_draw import make_cases
 from regard.conformance.cases import ConformanceCase
-from regard.support.files import FileError, read_json
+from regard.support.files import FileError, make_folder, read_json
 from regard.support.safetensor_files import SafetensorFile, write_safetensors
 
 FORMAT, VERSION = "regard-conformance", 2
@@ -32,9 +32,7 @@ def write_cases(folder: str | os.PathLike[str], seed: int = 0) -> Path:
         seed: another seed draws other numbers.
     """
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"folder: expected a folder, {folder} is a file")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("folder", folder)
     cases = make_cases(seed)
     tensors: dict[str, Tensor] = {}
     entries = []

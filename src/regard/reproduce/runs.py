@@ -16,7 +16,7 @@ import torch
 
 from regard.reproduce.chart import draw
 from regard.reproduce.record import PublishedResult, ReproductionRecord, RunOptions
-from regard.support.files import atomic_write
+from regard.support.files import atomic_write, make_folder
 from regard.version import __version__
 
 RESULTS = {
@@ -53,7 +53,7 @@ def reproduce(name: str, options: RunOptions) -> ReproductionRecord:
 
 def save(record: ReproductionRecord, folder: Path) -> tuple[Path, Path]:
     """Write the record as NAME.json and its picture as NAME.png, and return both paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("folder", folder)
     json_file, picture = folder / f"{record.name}.json", folder / f"{record.name}.png"
     record.write(json_file)
     with atomic_write(picture) as temporary:

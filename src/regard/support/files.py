@@ -351,6 +351,16 @@ def check_folder_writable(name: str, folder: Path) -> None:
         raise write_error(name, folder, error) from None
 
 
+def make_folder(name: str, folder: Path, kind: str = "a folder") -> None:
+    """Make a folder, unless it is there; an error says why not, of the argument `name`."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{name}: expected {kind}, got {folder}, which is a file")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(name, folder, error) from None
+
+
 def write_error(name: str, place: Path, error: OSError) -> OSError:
     """The error that says why nothing can be written to `place`, which is the argument `name`."""
     reason = REASONS.get(error.errno or 0, f"which cannot be written to: {error.strerror or error}")

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.recorder.tokens_of_maps.tokens import decode_tokens
-from regard.support.files import check_folder_writable, write_error
+from regard.support.files import check_folder_writable, make_folder
 from regard.vllm.engine_capture import EngineCapture
 
 VERSION = "0.32"
@@ -56,10 +56,7 @@ class Worker:
         check_engine(worker.vllm_config)
         path = None if folder is None else Path(folder).absolute()
         if path is not None:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise write_error("folder", path, error) from None
+            make_folder("folder", path)
             check_folder_writable("folder", path)
         parallel = worker.vllm_config.parallel_config
         capture = EngineCapture(

@@ -38,8 +38,8 @@ from regard.support.files import (
     CaptureFileError,
     atomic_write,
     check_folder_writable,
+    make_folder,
     remove_temporary_files,
-    write_error,
 )
 from regard.version import __version__
 
@@ -147,12 +147,7 @@ class Folder(Store):
 
     def __init__(self, path: str | os.PathLike[str], shard: ShardId | None = None) -> None:
         self.path, self.shard = Path(path), shard
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"path: expected a folder for the capture, got {self.path}, which is a file")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error("path", self.path, error) from None
+        make_folder("path", self.path, "a folder for the capture")
         if (self.path / SHARDS).exists():
             raise ValueError(
                 f"path: expected a folder for the capture of one process, got {self.path}, which holds one "
