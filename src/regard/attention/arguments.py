@@ -56,6 +56,18 @@ def _is_boolean(value: object) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
+def check_scale(scale: float | None) -> None:
+    """Raise ValueError unless scores can be multiplied by `scale`."""
+    if scale is not None and not (is_number(scale) and math.isfinite(scale)):
+        raise ValueError(f"scale: expected a finite number or None for width ** -0.5, got {scale!r}")
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Raise ValueError unless scores can be bounded by `softcap`."""
+    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
+        raise ValueError(f"softcap: expected a number above 0, or None, got {softcap!r}")
+
+
 def is_number(value: object) -> bool:
     """Whether it is a real number, NumPy's included; booleans are not."""
     return isinstance(value, Real) and not _is_boolean(value)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import is_number
+from regard.attention.arguments import check_scale, check_softcap, is_number
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import as_mask
 from regard.attention.tensors import check_floats, check_tensor
@@ -162,10 +162,8 @@ def as_batch_mask(mask: Mask | Tensor | None, q: Tensor) -> Mask:
 def _check_numbers(
     shape: Shape, q: Tensor, scale: float | None, softcap: float | None, sinks: Tensor | None, dropout: float
 ) -> None:
-    if scale is not None and not (is_number(scale) and math.isfinite(scale)):
-        raise ValueError(f"scale: expected a finite number or None for width ** -0.5, got {scale!r}")
-    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
-        raise ValueError(f"softcap: expected a number above 0, or None, got {softcap!r}")
+    check_scale(scale)
+    check_softcap(softcap)
     if not (is_number(dropout) and 0 <= dropout <= 1):
         raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
     if sinks is not None:

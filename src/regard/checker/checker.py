@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.attention.arguments import check_whole_number
+from regard.attention.arguments import check_scale, check_softcap, check_whole_number
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
@@ -149,10 +149,12 @@ def _check_promises(
     for name, number in (("window", window), ("heads", heads)):
         if number is not None:
             check_whole_number(name, number)
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"softcap: expected a number above 0, got {softcap}")
-    if scale is not None and not (math.isfinite(scale) and scale):
-        raise ValueError(f"scale: expected a number other than 0, got {scale}")
+    check_softcap(softcap)
+    check_scale(scale)
+    if scale == 0:
+        raise ValueError(
+            "scale: expected a number other than 0, with which no key matches better than another"
+        )
 
 
 def ask(
