@@ -352,9 +352,10 @@ def _print_outcomes(
         )
         if told is not None and (outcome.hints or outcome.status == "wrong"):
             number = told.get(outcome.task, 0)
-            over = f"regard learn {lesson.number} --solution has the answer"
-            last = " ".join([*outcome.hints[-1:], f"({over})" if outcome.hints else over])
-            hints = (*outcome.hints, last) if outcome.status == "wrong" else outcome.hints
+            hints = outcome.hints
+            if outcome.status == "wrong":
+                way_out = f"regard learn {lesson.number} --solution has the answer"
+                hints = (*hints, f"{hints[-1]} ({way_out})" if hints else way_out)
             text = hints[min(number, len(hints) - 1)]
             console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
             can_say_more |= number + 1 < len(hints)

@@ -2,9 +2,9 @@
 
     causal & window(128)        causal | prefix(16)        padding([5, 9]) & ~chunks(4)
 
-The classes are those masks that follow from the positions of query and key alone. Each function checks its
-arguments and makes a mask; which keys that shows is said by its class. A mask is not a matrix: it answers
-for any tile (see `base`), and its printed form is the expression that makes it.
+The classes here are the masks that follow from the positions of query and key alone. Each function checks its
+arguments and makes a mask; its class says which keys that shows. A mask is not a matrix: it answers for any
+tile (see `base`), and its printed form is the expression that makes it.
 """
 
 from __future__ import annotations
