@@ -26,7 +26,7 @@ from regard.maps.tile_passes.sweep import LOG_ZERO, finite_lse
 
 QUERIES, KEYS = 128, 128  # of a block, of which the mask tells whether anything in it is visible
 TILE = 1 << 19  # weights of a tile of all heads, in blocks of neighbouring keys: 2 MiB in float32
-GROUP = 16  # keys of which the largest is compared first, where the largest of a row are looked for
+GROUP = 8  # keys of which the largest is compared first, where the largest of a row are looked for
 MAX_CACHED = 1 << 23  # weights whose visibility is cached: 32 MiB in float32
 
 
