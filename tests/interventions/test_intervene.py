@@ -220,8 +220,6 @@ WRONG = {
         lambda m: regard.block(0, 0, edges=torch.ones(3, 3) > 0),
         r"got Tensor: write regard.tensor_mask\(edges\)",
     ),
-    "means that are no tensors": (lambda m: regard.ablate(0, 0, by={0: [0.0]}), "ordinary tensor"),
-    "a sparse tensor": (lambda m: regard.ablate(0, 0, by=torch.eye(8).to_sparse()), "ordinary tensor"),
     "heads by a number": (lambda m: regard.ablate(heads=5), "a label, a table of heads or pairs"),
     "a slice of fractions": (lambda m: regard.ablate(0, 0, positions=slice(0.5, 2)), "whole numbers"),
     "no edges": (lambda m: regard.block(0, 0), "expected a mask rule or a pair"),

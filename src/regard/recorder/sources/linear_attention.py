@@ -24,6 +24,7 @@ from regard.recorder.attention_call import AttentionCall, Call, Recurrence, Unre
 from regard.recorder.layer import LayerId
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import listeners_to, notify, read_or_explain
+from regard.recorder.sources.sdpa_call import repeats_heads
 from regard.recorder.sources.structure_of_models.code_names import called_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.sources.structure_of_models.structure import calling_module
@@ -251,15 +252,9 @@ def _without_repeats(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     # Most tensors differ at a few tokens already, which costs little to see.
     some = slice(None, None, max(1, T // 16))
     for group in (n for n in range(H, 1, -1) if H % n == 0):
-        if all(_repeats(x[:, :, some], group) for x in (q, k)) and all(_repeats(x, group) for x in (q, k)):
+        if all(repeats_heads(y, group) for x in (q, k) for y in (x[:, :, some], x)):
             return q[:, ::group].contiguous(), k[:, ::group].contiguous()
     return q, k
-
-
-def _repeats(x: Tensor, group: int) -> bool:
-    """Whether every `group` neighbouring heads of x (B, H, T, D) are the same."""
-    heads = x.reshape(len(x), -1, group, *x.shape[2:])
-    return bool((heads == heads[:, :, :1]).all())
 
 
 def _detached(x: Any) -> Any:

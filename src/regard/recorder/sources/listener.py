@@ -33,7 +33,7 @@ from regard.recorder.sources.call_listeners import (
     reading_mode,
 )
 from regard.recorder.sources.eager import eager_trace
-from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
+from regard.recorder.sources.eager.eager_call import attention_call
 from regard.recorder.sources.eager.eager_scores import EagerAttention
 from regard.recorder.sources.earlier_calls import PARTS, EarlierCall
 from regard.recorder.sources.linear_attention import is_linear_layer, linear_layer_ids
@@ -285,8 +285,6 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
     # A transform of torch.func hides its numbers; `TokenMixers` then names the module as missing.
     if not listeners or current_transform() is not None:
         return None
-    if has_heads_first(attention, attention.modules[-1]):
-        attention = attention.exchanged()
     device, scores = attention.v.device, attention.weights.scores
     # Asked of the tensors as the model has them, before reading makes copies that nothing follows.
     independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None

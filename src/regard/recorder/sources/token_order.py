@@ -10,7 +10,7 @@ cannot see, such as a product with a permutation matrix, `capture(…, verify=Tr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -124,7 +124,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             try:
                 # A literal such as torch.tensor([1, 2]) is a constant, whatever its memory held before.
                 inputs = [] if name == "lift_fresh" else _tensors((*args, *(kwargs or {}).values()))
-                self.reason = self._explain(name, args)
+                self.reason = self._explain(func, name, args, kwargs or {})
                 self._follow(inputs, [_memory(x) for x in _tensors((output,))])
             # Some kinds of tensors have no memory or no shape.
             except (RuntimeError, TypeError, IndexError) as error:
@@ -143,7 +143,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if memory not in self.tables:
                 (self._independent.add if is_independent else self._independent.discard)(memory)
 
-    def _explain(self, name: str, args: tuple[Any, ...]) -> str | None:
+    def _explain(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> str | None:
         """Return what an operator may have done to the order of texts and tokens, or None."""
         if name == "embedding":
             return self._explain_lookup(args[0], args[1])
@@ -167,7 +167,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return f"it shifted its tokens ({name}) before this layer"
         if name not in CUTTING:
             return None
-        for axis in CUTTING[name](x, args[1:]):
+        for axis in _cut_axes(func, name, args, kwargs):
             if (what := self._axis_of(x, axis % x.ndim)) is not None:
                 return f"it picked or reordered {what} ({name}) before this layer"
         return None
@@ -278,14 +278,6 @@ def _whole_shape(x: Tensor, shape: Sequence[int]) -> list[int]:
     return [rest if n == -1 else n for n in shape]
 
 
-def _dimension(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    return (args[0],) if args else (0,)
-
-
-def _second_dimension(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    return (args[1],) if len(args) > 1 else (0,)
-
-
 def _slice(x: Tensor, args: tuple[Any, ...]) -> tuple[int, int]:
     """The axis of a slice, and how many entries it takes."""
     defaults: list[Any] = [0, None, None, 1]
@@ -293,37 +285,29 @@ def _slice(x: Tensor, args: tuple[Any, ...]) -> tuple[int, int]:
     return axis % x.ndim, len(range(*slice(start, stop, step).indices(x.shape[axis])))
 
 
-def _sliced(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    """The axis of a slice that leaves entries out."""
-    axis, length = _slice(x, args)
-    return (axis,) if length < x.shape[axis] else ()
-
-
-def _indexed(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    """The axes that tensors index."""
-    return [axis for axis, index in enumerate(args[0]) if index is not None]
-
-
-def _listed(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    """The axes that a list names, the last one given; all of them if it is empty."""
-    axes = args[-1] if args and isinstance(args[-1], list | tuple) else ()
-    return axes or range(x.ndim)
-
-
-def _rolled(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    return args[1] if len(args) > 1 and args[1] else range(x.ndim)
+def _cut_axes(func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Collection[int]:
+    """The axes of an operator's first argument along which entries are picked, cut or reordered."""
+    x = args[0]
+    if name == "slice":
+        axis, length = _slice(x, args[1:])
+        return (axis,) if length < x.shape[axis] else ()
+    if name.startswith("index") and isinstance(args[1], list | tuple):  # x[…, index], or a write to it
+        return [axis for axis, index in enumerate(args[1]) if index is not None]
+    # Its signature says where it names its axes: all of them by an empty list.
+    arguments = enumerate(func._schema.arguments)
+    at, named = next((i, argument) for i, argument in arguments if argument.name in AXES)
+    axes = args[at] if at < len(args) else kwargs.get(named.name, named.default_value)
+    return (axes,) if isinstance(axes, int) else axes or range(x.ndim)
 
 
 EXCHANGING = ("transpose", "permute", "swapaxes")
-CUTTING: dict[str, Callable[[Tensor, tuple[Any, ...]], Collection[int]]] = {
-    "flip": _listed,
-    "roll": _rolled,
-    "slice": _sliced,
-    **dict.fromkeys(("index", "index_put"), _indexed),
-    **dict.fromkeys(("split", "split_with_sizes"), _second_dimension),
-    "topk": lambda x, args: args[1:2] or (-1,),
-    "sort": lambda x, args: args[:1] or (-1,),
-    **dict.fromkeys(("index_select", "index_add", "index_copy", "gather", "select", "unbind"), _dimension),
-    **dict.fromkeys(("unfold", "scatter", "scatter_add", "scatter_reduce"), _dimension),
-}
-"""By operator: the axes of its first argument along which entries are picked, cut or reordered."""
+CUTTING = frozenset(
+    (
+        *("flip", "roll", "slice", "split", "split_with_sizes", "topk", "sort", "gather", "select", "unbind"),
+        *("index", "index_put", "index_select", "index_add", "index_copy"),
+        *("unfold", "scatter", "scatter_add", "scatter_reduce"),
+    )
+)
+"""Operators that pick, cut or reorder entries of their first argument."""
+AXES = ("dim", "dims", "dimension")
+"""What they call the argument that names its axes."""

@@ -32,6 +32,7 @@ from regard.recorder.sources.call_listeners import (
     reading_mode,
 )
 from regard.recorder.sources.mask_tensors import Origin, origins
+from regard.recorder.sources.sdpa_call import repeats_heads
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
@@ -161,9 +162,7 @@ def _edited_result(result: Any, call: Call) -> Any:
     return (call.used.transpose(1, 2).reshape(output.shape), *others)
 
 
-def _checked_calls(
-    inner: list[Call], result: Any, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> list[Call]:
+def _checked_calls(inner: list[Call], result: Any, key: Tensor, *_: Any, **__: Any) -> list[Call]:
     """Return the calls that a function made to PyTorch's, compared with what the function itself returned."""
     returned = result[0].detach() if isinstance(result, tuple) else result
     outputs = [
@@ -174,7 +173,7 @@ def _checked_calls(
     for call in inner:
         if isinstance(call, AttentionCall):
             weights = own_weights(result, (*call.q.shape[:3], call.k.shape[2])) if len(inner) == 1 else None
-            call = _without_repeated_heads(call, key, value)
+            call = _without_repeated_heads(call, key)
             if weights is not None or problem is not None:
                 call = call._replace(weights=weights, problem=call.problem or problem)
         calls.append(call)
@@ -214,23 +213,15 @@ def _is_same(returned: Tensor, output: Tensor) -> bool:
     return in_place or torch.equal(returned, output.transpose(1, 2))
 
 
-def _without_repeated_heads(call: AttentionCall, key: Tensor, value: Tensor) -> AttentionCall:
+def _without_repeated_heads(call: AttentionCall, key: Tensor) -> AttentionCall:
     """Return the call with the keys and values of grouped heads stored once, as the model passes them."""
-    H, G, keys = call.k.shape[1], key.shape[1] if key.ndim == 4 else 0, call.k.shape[2]
+    H, G = call.k.shape[1], key.shape[1] if key.ndim == 4 else 0
     # Transformers' sdpa repeats the keys of grouped heads (`repeat_kv`) where PyTorch's `enable_gqa` does not
     # serve.
-    if not 0 < G < H or H % G or len(key) != len(call.k) or key.shape[2] < keys:
+    if not 0 < G < H or H % G:
         return call
-    k, v = key.detach()[:, :, :keys], value.detach()[:, :, :keys]
-    # Autocast has lowered the call's own keys.
-    if k.dtype != call.k.dtype:
-        k, v = k.to(call.k.dtype), v.to(call.v.dtype)
     # A sample is enough: the certificate compares what comes of it.
-    rows = sampled_rows(keys, 16, k.device)
-    for whole, once in ((call.k, k), (call.v, v)):
-        repeated = once[:, :, rows].repeat_interleave(H // G, dim=1)
-        if repeated.shape != whole[:, :, rows].shape or not torch.equal(
-            repeated.nan_to_num(), whole[:, :, rows].nan_to_num()
-        ):
-            return call
-    return call._replace(k=k, v=v)
+    rows = sampled_rows(call.k.shape[2], 16, call.k.device)
+    if not all(repeats_heads(x[:, :, rows].nan_to_num(), H // G) for x in (call.k, call.v)):
+        return call
+    return call._replace(k=call.k[:, :: H // G], v=call.v[:, :: H // G])
