@@ -41,7 +41,7 @@ from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
-from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of, remembered
+from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import (
     FUSED,
     computes_softmax_attention,
@@ -179,17 +179,11 @@ class Listener:
         self.layer_ids = {modules[name]: layer_id for name, layer_id in ids.items()}
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
-        self.running = CallListener(self._hear, receiver.is_editor, self._wants_overview)
-        """Receives the calls of whichever module is running."""
 
     def to(self, module: nn.Module) -> CallListener:
         """Return what receives the calls of one of the model's modules."""
-        wants_overview = functools.partial(self._wants_overview, module)
+        wants_overview = self.receiver.overviews and self.receiver.selects(self.layer_id(module))
         return CallListener(functools.partial(self.take, module), self.receiver.is_editor, wants_overview)
-
-    def _hear(self, call: Call) -> Call:
-        module = calling_module()
-        return self.take(module, call) if module in self.names else call
 
     def take(self, module: nn.Module, call: Call) -> Call:
         """Pass on an attention call of one of the model's modules, which may make several."""
@@ -236,13 +230,6 @@ class Listener:
         """Return the module around one of the model's modules."""
         name = self.names[module].rpartition(".")[0]
         return next((other for other, own in self.names.items() if own == name and other is not module), None)
-
-    def _wants_overview(self, module: nn.Module | None = None) -> bool:
-        """Whether the attention of a module, or of the one that is running, should hand out an overview."""
-        if not self.receiver.overviews:
-            return False
-        module = calling_module() if module is None else module
-        return module in self.names and self.receiver.selects(self.layer_id(module))
 
     def layer_id(self, module: nn.Module) -> LayerId:
         """Return the layer id of a module."""

@@ -98,7 +98,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dependent, self._independent = {_memory(ids)}, set(self.tables)
         self._tables_read: set[int] = set()  # the tables in which the ids were looked up
         self._tables_otherwise: set[int] = set()  # and those in which other whole numbers were
-        self._width = 0  # of the table in which the ids were looked up
 
     def explain(self) -> str | None:
         """Return why an attention that is called now may be of other texts or tokens; None if nothing is."""
@@ -152,8 +151,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._explain_lookup(args[0], args[1][0]) if len(args[1]) == 1 else None
         if name in ("stack", "cat"):
             return self._explain_join(args)
-        if name in PRODUCTS:
-            return self._explain_product(*_tensors(args)[-2:])
         x = args[0] if args else None
         # Tables of rotary positions and masks may be cut in any way: they hold no tokens.
         if not isinstance(x, Tensor) or x.is_nested or _memory(x) in self._independent:
@@ -187,7 +184,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_text = ids.numel() == self.read.numel()
         if is_text and torch.equal(ids.detach().cpu().reshape(-1), self.read.view(-1)):
             self._tables_read.add(_memory(table))
-            self._width = table.shape[-1]
         else:
             self._tables_otherwise.add(_memory(table))
             if _memory(ids) in self.others and len(table) > TYPES:
@@ -204,15 +200,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         if all(x.ndim > 2 and x.is_floating_point() and self._has_texts(x) for x in tensors):
             return "it put several tensors of its texts in front of one another (stack), as heads or texts"
-        return None
-
-    def _explain_product(self, left: Tensor, right: Tensor) -> str | None:
-        """Return a reason if tokens or texts were multiplied by a square matrix that is not made of them."""
-        constant = [x.shape[-2:] for x in (left, right) if _memory(x) in self._independent]
-        for n, what in ((self.T, "tokens"), (self.B, "texts")):
-            # A square matrix as wide as the embeddings is a projection of channels.
-            if n not in (1, self._width) and (n, n) in constant:
-                return f"it multiplied its {what} by a constant matrix before this layer"
         return None
 
     def _is_shifted(self, name: str, x: Tensor, args: tuple[Any, ...]) -> bool:
@@ -252,7 +239,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 # A table with no more rows is not one of words, but of token types or segments.
 TYPES = 8
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -120,9 +120,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             inner.append(notify(editors, call))
             return inner[-1]
 
-        def wants_overview() -> bool:
-            return any(x.wants_overview() for x in listeners)
-
+        wants_overview = any(x.wants_overview for x in listeners)
         collector = CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
         with Listening(collector), sdpa.without_mode():
