@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -273,7 +273,9 @@ class MetricRuns:
         """Return the metric of each text, with the model edited."""
         values = []
         for arguments in self.inputs:
-            with intervene(self.model, *edits) if edits else nullcontext():
+            with ExitStack() as undo:
+                if edits:
+                    undo.enter_context(intervene(self.model, *edits))
                 output = self.model(**arguments)
             value = self.measure(output, token_ids(arguments))
             if not math.isfinite(value):

@@ -107,7 +107,7 @@ def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def repeats_heads(x: Tensor, group: int) -> bool:
     """Whether every `group` neighbouring heads of x (B, H, T, D) are the same."""
-    heads = x.unflatten(1, (-1, group))
+    heads = x.reshape(len(x), -1, group, *x.shape[2:])
     return bool((heads == heads[:, :, :1]).all())
 
 

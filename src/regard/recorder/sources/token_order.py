@@ -283,7 +283,7 @@ def _cut_axes(func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Colle
     arguments = enumerate(func._schema.arguments)
     at, named = next((i, argument) for i, argument in arguments if argument.name in AXES)
     axes = args[at] if at < len(args) else kwargs.get(named.name, named.default_value)
-    return (axes,) if isinstance(axes, int) else axes or range(x.ndim)
+    return (axes,) if isinstance(axes, int) else tuple(axes) or range(x.ndim)
 
 
 EXCHANGING = ("transpose", "permute", "swapaxes")
