@@ -82,6 +82,8 @@ class AttentionParts(NamedTuple):
     linear_ids: dict[str, LayerId]
     pretrained: tuple[str, ...]
     """Transformers' models: this one, or those inside."""
+    fused: tuple[str, ...]
+    """PyTorch's modules that have fused kernels of their own."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -109,6 +111,7 @@ def attention_parts(model: nn.Module) -> AttentionParts:
         {layer_id.name: layer_id for layer_id in ids},
         {layer_id.name: layer_id for layer_id in linear_ids.values()},
         tuple(name for name, module in modules.items() if is_pretrained(module)),
+        tuple(name for name, module in modules.items() if isinstance(module, FUSED)),
     )
 
 
@@ -308,11 +311,10 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         wrappers.add(modules[name], "forward", functools.partial(eager_trace.run_traced, _hear_eager))
     # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
     run_fused = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
-    for module in modules.values():
-        if isinstance(module, FUSED):
-            wrappers.add(module, "forward", run_fused)
+    for name in parts.fused:
+        wrappers.add(modules[name], "forward", run_fused)
     with ExitStack() as undo:
-        undo.enter_context(gpt.cache_watches(modules.values(), wrappers))
+        undo.enter_context(gpt.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
         undo.enter_context(wrappers.active())
         for intercepted in (sdpa, attend_function, torch_mha):
             undo.enter_context(intercepted.intercepted())
