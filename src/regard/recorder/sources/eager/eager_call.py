@@ -73,8 +73,13 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
         )
     if problem is None and _is_nan_beside_empty_rows(weights, None if known is None else known.mask):
         problem = "its weights are NaN"
-    dense = _dense_call(weights, v, output, problem)
-    return dense if known is None or is_certified(dense) else known
+    log_weights = _log_weights(weights)
+    dense = _dense_call(weights, *log_weights, v, output, problem)
+    if known is None:
+        return dense
+    # With its own keys a call continues others of a generation, which may be understood, as GPT-Neo's.
+    with_keys = _with_residual(known, *log_weights)._replace(problem=problem)
+    return next((call for call in (with_keys, dense) if is_certified(call)), known)
 
 
 def _sums_to_one(weights: Tensor) -> bool:
@@ -207,14 +212,22 @@ def _log_weights(weights: Tensor) -> tuple[Tensor, Tensor]:
     return logs, sums.log().where((sums == 0) | is_rounding, 0.0)
 
 
-def _dense_call(weights: Tensor, v: Tensor, output: Tensor, problem: str | None) -> AttentionCall:
+def _dense_call(
+    weights: Tensor, logs: Tensor, lse: Tensor, v: Tensor, output: Tensor, problem: str | None
+) -> AttentionCall:
     """Return a call that keeps the weights (B, H, T, S) themselves.
 
     The values stand in for keys, by which the steps of a generation are recognised; all queries are zero.
     """
-    logs, lse = _log_weights(weights)
     v = v.to(logs.dtype) if v.dtype != weights.dtype else v
     q = v.new_zeros(*weights.shape[:3], v.shape[-1])
     return AttentionCall(
         q, v, v, output, lse, TensorMask(logs), 1.0, weights=weights.detach(), problem=problem
     )
+
+
+def _with_residual(known: AttentionCall, logs: Tensor, lse: Tensor) -> AttentionCall:
+    """Return a call with its queries and keys, and the bias with which these give the model's weights."""
+    k = known.k.repeat_interleave(known.q.shape[1] // known.k.shape[1], 1).to(logs.dtype)
+    bias = logs - known.q.to(logs.dtype) @ k.mT * known.scale
+    return known._replace(lse=lse, mask=TensorMask(bias), softcap=None, softly_masked_rows=False)
