@@ -269,23 +269,6 @@ def test_a_second_attention_with_other_scores_is_a_layer_of_its_own(other: dict[
     assert seen["attention2.0"].softcap == other.get("softcap")
 
 
-def test_a_static_cache_under_a_boolean_mask_is_one_map() -> None:
-    cache, position = torch.zeros(1, 2, 16, 4), [0]
-
-    def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        start, stop = position[0], position[0] + q.shape[2]
-        cache[:, :, start:stop], position[0] = k, stop
-        mask = torch.arange(16) <= torch.arange(start, stop)[:, None]
-        return attend(q, cache, cache, mask=mask)
-
-    model = nn.Sequential(Own(cached))
-    with torch.no_grad(), regard.capture(model) as seen:
-        for length in (6, 1, 1):
-            model(torch.randn(1, length, 16))
-    assert seen.certificate.certified
-    assert [tuple(m.shape) for m in seen] == [(1, 4, 8, 8)]
-
-
 class Observed(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         return regard.attend(q, k, v, mask=mask)
