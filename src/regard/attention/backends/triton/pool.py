@@ -1,7 +1,7 @@
 """Launches the Triton kernel that pools an attention matrix to equal bins.
 
 A kernel works on blocks whose size is a power of two. Equal bins that fill such blocks are pooled here;
-others (1,000 queries in 7 bins, or the words of a text) in `spans`.
+others (1,000 queries in 7 bins, or the words of a text) in `span_pool`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.backends.triton import configs, spans
+from regard.attention.backends.triton import configs
 from regard.attention.backends.triton.launch import KernelMap, padded
 from regard.attention.backends.triton.row_reductions import CellArguments, launch_on_rows, statistics
+from regard.attention.backends.triton.span_pool import pool_spans
 
 PoolBins = int | Tensor
 """A number of equal bins, or the starts and stops of bins, (2, bins): disjoint and in increasing order."""
@@ -42,7 +43,7 @@ def pool(m: KernelMap, rows: PoolBins, cols: PoolBins, gain: Tensor | None = Non
         across = _fill_blocks(S, bounds[1], config.cols)
     down = _fill_blocks(T, bounds[0], config.rows)
     if down is None or across is None:
-        mass, peak, *trough = spans.pool(m, *bounds, gain, signed)
+        mass, peak, *trough = pool_spans(m, *bounds, gain, signed)
     else:
         mass, peak, *trough = _pool_blocks(m, down, across, gain, signed, purpose)
     return mass, torch.where(trough[0] > peak, -trough[0], peak) if trough else peak
