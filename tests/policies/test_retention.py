@@ -85,6 +85,7 @@ def test_several_budgets_are_a_curve_that_says_what_every_head_needs() -> None:
     with pytest.raises(ValueError, match="share: expected a share from 0 to 1, got 2"):
         curve.needed("best", share=2)
     backwards = seen.retained("tova", budget=[32, 16, 32], baselines=False)
+    assert backwards.budgets == (16, 32)
     assert backwards.needed("tova", share=0.0) == [16] * 8
 
 
