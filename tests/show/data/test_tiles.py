@@ -11,7 +11,7 @@ from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
 from regard.support.lru import LRUCache
-from tests.captures import captured
+from tests.captures import captured, layer_of
 
 MASKS = [
     regard.causal,
@@ -61,9 +61,7 @@ def test_coarse_tiles_are_put_together_from_fine_ones(monkeypatch: pytest.Monkey
 def test_more_keys_than_queries() -> None:
     q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
     m = regard.attention_map(q, k, mask=regard.causal)
-    base = captured().layers[0]
-    layer = type(base)(0, "cross", "", m, base.evidence, (0,))
-    contents = Contents(Capture([layer], "m"))
+    contents = Contents(Capture([layer_of(m)], "m"))
     assert contents.meta["texts"][0]["layers"][0]["queries_from"] is None
     found = contents[0].tile(0, 0, 1, 0, 0)
     mass, _ = pooled(m.to_dense()[0, 0].double(), 1, 0, 0)
