@@ -52,11 +52,10 @@ def join_captures(shards: Sequence[Capture]) -> Capture:
         shard=None,
         elsewhere=(),
         fingerprint=None,
-        **{
-            name: next((x for shard in shards if (x := getattr(shard, name)) is not None), None)
-            for name in ("tokens", "target_tokens", "predictions", "pictures")
-        },
     )
+    for name in ("tokens", "target_tokens", "predictions", "pictures"):
+        known = (x for shard in shards if (x := getattr(shard, name)) is not None)
+        setattr(joined, name, next(known, None))
     joined.seal()
     return joined
 
