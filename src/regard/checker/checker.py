@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from regard.attention.arguments import check_scale, check_softcap, check_whole_n
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
-from regard.checker.interpreter import patched_functions, prepare_interpreter
+from regard.checker.interpreter import prepare_interpreter
 from regard.checker.probes.cache import ADAPTER, add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
@@ -38,6 +40,7 @@ from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, add_promises
+from regard.checker.subject.call_tensors import arguments_of
 from regard.checker.subject.reply import error_place
 from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
@@ -102,12 +105,16 @@ def check(
     started = time.perf_counter()
     _check_promises(window, softcap, scale, heads)
     _check_device(device)
-    if patched := ", ".join(patched_functions()):
+    # None of these, with which the oracle computes, is written in Python.
+    operations = ("softmax", "logsumexp", "tanh", "cat", "where", "matmul")
+    patched = [f"torch.{name}" for name in operations if isinstance(getattr(torch, name), FunctionType)]
+    if patched:
         raise CheckError(
-            f"{patched}: replaced by other code than PyTorch's, so the oracle would compute with it too; "
-            "check again without that"
+            f"{', '.join(patched)}: replaced by other code than PyTorch's, so the oracle would compute with "
+            "it too; check again without that"
         )
-    prepare_interpreter()
+    if "triton" in sys.modules:
+        prepare_interpreter()
     with _conditions():
         promises: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
         promises |= {"scale": scale, "heads": heads}
@@ -246,11 +253,22 @@ def _run_probes(session: CheckSession) -> None:
     if probe_state(session):
         return
     kernel = session.subject.kernel_layout
+    parts = _parts(session.subject)
     for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
-        if session.module is not None or probe not in MODULE_PROBES:
+        if probe not in NEEDS or not parts.isdisjoint(NEEDS[probe]):
             probe(session)
         if probe is probe_batch and session.undecided:  # the axes of its inputs are not known
             return
+
+
+def _parts(subject: Subject) -> set[str]:
+    """Return what the code has of the keys in `NEEDS`: "module", "option", and its arguments by meaning."""
+    parts = set(subject.arguments)
+    if subject.module is not None:
+        parts.add("module")
+    elif len(arguments_of(subject.target)) > len(subject.positional):
+        parts.add("option")
+    return parts
 
 
 def _explain_error(session: CheckSession) -> None:
@@ -311,8 +329,17 @@ PROBES = (
     probe_other_sizes,
     probe_switches,
 )
-# Of what a module holds, keeps and saves, which functions do not.
-MODULE_PROBES = {probe_inputs, probe_cache, probe_positions, probe_module_state}
+# A probe that needs one of these finds nothing in other code: what a module holds, keeps and saves, or an
+# argument of the call beside the tensors.
+NEEDS = {
+    probe_inputs: {"module"},
+    probe_masks: {"mask", "padding", "bias", "causal"},
+    probe_cache: {"module"},
+    probe_positions: {"module"},
+    probe_module_state: {"module"},
+    probe_many_heads: {"module", "heads"},
+    probe_switches: {"module", "option"},
+}
 # For functions that make masks and do not attend.
 MASK_PROBES = (probe_batch, probe_output, probe_causality, probe_long_text)
 

@@ -28,7 +28,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.numbers import judge_lse
 from regard.checker.probes.output import wrong_answers
-from regard.checker.probes.wrong_output import describe_failure, record_results
+from regard.checker.probes.wrong_output import describe_failure
 from regard.checker.ranks.ring import predict_mistakes, predict_orders
 from regard.checker.reference import prepare_reference
 from regard.checker.sandbox import TIMEOUT, WorkerResult, run
@@ -294,7 +294,7 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
     wrong = wrong_answers(session, observations)
     if wrong and session.reference is None and _name_order(session, observations, processes):
         return
-    record_results(session, observations, wrong)
+    session.add_results(observations, wrong)
     last = observations[-1].answer
     if not wrong:
         session.understanding.right_intent = session.understanding.intents[0]
