@@ -116,23 +116,18 @@ def check(
     if "triton" in sys.modules:
         prepare_interpreter()
     with _conditions():
+        given = {**(init or {}), **arguments}
         promises: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
         promises |= {"scale": scale, "heads": heads}
-        given = {**(init or {}), **arguments}
-        stated: dict[str, Any] = {"true_means": true_means, "gradients": gradients}
-        stated |= {"device": device, "call": call}
-        options = {"causal": causal, "window": window, "scale": scale, "cached": cached, **stated}
+        options = promises | {"true_means": true_means, "call": call, "cached": cached}
+        options |= {"gradients": gradients, "device": device}
         if processes is not None:
-            session = check_on_processes(thing, processes, given | (call or {}), options, scale, oracle)
-            return _assemble(session, started, strict=strict)
-        if oracle is not None:
-            own_check = partial(check, thing, init=given, **promises, **stated)
+            session = check_on_processes(thing, processes, given | (call or {}), options, oracle)
+        elif oracle is not None:
             session = pair_with_reference(thing, oracle, given, options, promises)
             _run_probes(session)
-            name_by_own_check(session, own_check)
-            return _assemble(session, started, strict=strict)
-        is_built_of_layers = isinstance(thing, nn.Module | type)
-        if is_built_of_layers and (run := find_model(thing, given, call or {}, device)) is not None:
+            name_by_own_check(session, partial(check, thing, init=given, **options))
+        elif isinstance(thing, nn.Module | type) and (run := find_model(thing, given, call or {}, device)):
             # Here, since an attention alone needs neither this nor the recorder, half a second of imports.
             from regard.checker.whole_models.model_check import check_model
 
@@ -140,13 +135,14 @@ def check(
             report = check_model(run, alone, causal=causal, window=window, scale=scale)
             report.strict, report.seconds = strict, time.perf_counter() - started
             return report
-        subject = adapt(thing, add_promises(thing, given, promises), true_means, call)
-        subject.device = device
-        always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
-        if "causal" in subject.arguments and subject.arguments["causal"] not in given:
-            # The flag is always passed, since its default differs between implementations.
-            always["flag"] = causal is True
-        session = ask(subject, options, heads=heads, scale=scale, always=always)
+        else:
+            subject = adapt(thing, add_promises(thing, given, promises), true_means, call)
+            subject.device = device
+            always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
+            if "causal" in subject.arguments and subject.arguments["causal"] not in given:
+                # The flag is always passed, since its default differs between implementations.
+                always["flag"] = causal is True
+            session = ask(subject, options, always)
     return _assemble(session, started, strict=strict)
 
 
@@ -176,25 +172,20 @@ def _check_device(device: str) -> None:
         ) from error
 
 
-def ask(
-    subject: Subject,
-    options: dict[str, Any],
-    *,
-    heads: int | None = None,
-    scale: float | None = None,
-    always: dict[str, Any] | None = None,
-) -> CheckSession:
-    """Understand a subject and run every probe on it. The arguments are those of `check` and `understand`."""
-    promised: dict[str, Any] = {"causal": options.get("causal"), "scale": scale, "always": always or {}}
-    understanding = understand(subject, heads=heads, **promised)
+def ask(subject: Subject, options: dict[str, Any], always: dict[str, Any]) -> CheckSession:
+    """Understand a subject and run every probe on it.
+
+    `options` are those of `check`, and `always` are fields of every question.
+    """
+    promised: dict[str, Any] = {name: options.get(name) for name in ("causal", "heads", "scale")}
+    understanding = understand(subject, always, **promised)
     # (T, B, C) is tried second: the other order is more usual, and an interpretation that is right stays.
     if understanding.right_intent is None and _is_time_first(understanding):
-        time_first = understanding.subject.replaced(layout="TBC")
-        understanding = understand(time_first, heads=heads, **promised)
+        understanding = understand(understanding.subject.replaced(layout="TBC"), always, **promised)
     step = options.get("cached")
     if understanding.first.answer is None and step is not None and subject.module is not None:
         # It runs only with a cache, and the caller has said how.
-        understanding = understand(subject.replaced(step=step), heads=heads, **promised)
+        understanding = understand(subject.replaced(step=step), always, **promised)
     session = CheckSession(understanding, options)
     _run_probes(session)
     return session

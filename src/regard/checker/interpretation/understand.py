@@ -95,14 +95,19 @@ class Understanding:
 
 
 def understand(
-    subject: Subject, *, causal: bool | None, heads: int | None, scale: float | None, always: dict[str, Any]
+    subject: Subject,
+    always: dict[str, Any],
+    *,
+    causal: bool | None = None,
+    heads: int | None = None,
+    scale: float | None = None,
 ) -> Understanding:
     """Find out everything that the probes need to know.
 
     Arguments:
         subject: the code under test.
-        causal, heads, scale: what the caller stated; None if nothing.
         always: fields of every question: a window, a soft cap, a causal flag.
+        causal, heads, scale: what the caller stated; None if nothing.
     """
     declared = causal if causal is not None else declared_causality(subject)
     hypotheses = causal_hypotheses(subject, causal, declared)

@@ -53,7 +53,6 @@ def check_on_processes(
     processes: int,
     init: dict[str, Any],
     options: dict[str, Any],
-    scale: float | None = None,
     reference: Any = None,
 ) -> CheckSession:
     """Run a function on several processes and compare it with attention of the whole sequence.
@@ -64,7 +63,6 @@ def check_on_processes(
         processes: how many, at least 2.
         init: further arguments of the function.
         options: those of `check`.
-        scale: the scale that it should have, if not 1/√D.
         reference: the caller's own version for the whole sequence, to compare with instead.
 
     Returns the session with the findings; raises `CheckError` if a process fails or waits in vain.
@@ -82,7 +80,7 @@ def check_on_processes(
     answers = run_ranks([spec], processes, init, trials)[spec]
     if isinstance(answers, str):
         raise CheckError(f"{subject.name} could not be run on {processes} processes: {answers}")
-    return judge(subject, processes, trials, answers, options, scale, whole)
+    return judge(subject, processes, trials, answers, options, options.get("scale"), whole)
 
 
 def reference_of_whole(
