@@ -265,7 +265,7 @@ def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
     [
         ("torch.softmax(scores)", "torch.softmax(scores, dim=-1)"),
         ("scores @ scores[:3]", "line 30: weights = torch.softmax(scores, dim=-1)"),
-        ("W_q(x)", "self.W_q"),
+        ("W_q(x)", "a name has to be assigned or imported first"),
         ("scores if scores > 0 else x", "need one answer"),
     ],
 )

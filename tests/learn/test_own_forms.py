@@ -377,6 +377,21 @@ def test_a_mistake_is_known_in_every_form(number: int, form: str, swap: list[str
     check_that_hints_lead_to_the_solution(lesson, task, program, said, right=right)
 
 
+def test_what_is_usual_in_another_task_is_not_asked() -> None:
+    """Lesson 13's table speaks of `repeat` in `grouped_attention`; `pool_heads` has no such call."""
+    apart = LOOP_OVER_GROUPS.replace("range(g * size, (g + 1) * size)", "range(g, num_heads, kv_heads)")
+    outcome = judge_form(13, apart)
+    assert outcome.mistake == "grouped-heads-tiled"
+    assert not any("repeat" in hint for hint in outcome.hints), outcome
+
+
+def test_no_hint_for_a_function_speaks_of_a_module() -> None:
+    form = LOOP_OVER_GROUPS.replace("range(kv_heads)", "range(head_dim)")
+    outcome = judge_form(13, form)
+    assert "'head_dim' is not defined" in outcome.message
+    assert not any("__init__" in hint for hint in outcome.hints), outcome
+
+
 @pytest.mark.parametrize(
     "body", ["    return False\n", "    return (attention(x)[0] == attention(x)[0]).all()\n"]
 )

@@ -210,4 +210,5 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
     except Exception as error:
         message = describe_error(error, path)
         notes = " ".join(getattr(error, "__notes__", []))  # what the judge has added
-        return Outcome(task.name, "wrong", message, hint=notes or find_hint(message))
+        in_class = isinstance(getattr(module, task.name), type)
+        return Outcome(task.name, "wrong", message, hint=notes or find_hint(message, in_class))

@@ -97,7 +97,8 @@ def error_outcome(
     if DOT_T.search(said):
         return named_mistake(name, "dot-t-on-a-batch", said)
     hint = next((hint for part, hint in hints if part in f"{said} {error}"), "")
-    return Outcome(name, "wrong", said, hint=hint or find_hint(said))
+    in_class = isinstance(getattr(module, name, None), type)
+    return Outcome(name, "wrong", said, hint=hint or find_hint(said, in_class))
 
 
 def _find_wrong_answer(
