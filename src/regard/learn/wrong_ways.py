@@ -48,7 +48,7 @@ def judge_table(noun: str) -> dict[str, Any]:
 
 def read_pairs(noun: str, task: str, key: str) -> tuple[tuple[Any, str], ...]:
     """Return the pairs that a task's table has under a key: errors with hints, or answers with reasons."""
-    return tuple((first, sentence(said)) for first, said in judge_table(noun)[task].get(key, ()))
+    return tuple((first, sentence(said)) for first, said in judge_table(noun).get(task, {}).get(key, ()))
 
 
 @cache
