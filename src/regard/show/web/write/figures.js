@@ -12,13 +12,13 @@ import { plainToken } from "./prompt.js";
 /** The figures of one generation. */
 export class GenerationFigures {
   constructor() {
-    this.written = element("p", { class: "written", dir: "auto", "aria-label": "Generated text" });
-    this.table = element("table", { class: "measured" });
-    this.agreement = element("p", { class: "note" });
+    this.written = element("p.written", { dir: "auto", "aria-label": "Generated text" });
+    this.table = element("table.measured");
+    this.agreement = element("p.note");
     this.times = chart(240);
-    this.picture = element("canvas", { class: "computed", role: "img" });
-    this.run = element("i", { class: "run" });
-    this.read = element("i", { class: "read" });
+    this.picture = element("canvas.computed", { role: "img" });
+    this.run = element("i.run");
+    this.read = element("i.read");
     /** @type {GenerationStep[]} */
     this.steps = [];
     /** @type {string[]} */
@@ -26,14 +26,12 @@ export class GenerationFigures {
     /** @type {HTMLElement[]} */
     this.spans = []; // as they are written
     this.box = element(
-      "section",
-      { class: "cache-measured" },
+      "section.cache-measured",
       this.written,
       element(
-        "div",
-        { class: "write-figures" },
-        element("section", {}, element("h2", { text: "Measurements" }), this.table, this.agreement),
-        element("section", {}, element("h2", { text: "Time per token" }), this.times),
+        "div.write-figures",
+        element("section", element("h2", "Measurements"), this.table, this.agreement),
+        element("section", element("h2", "Time per token"), this.times),
         this.computed(),
       ),
     );
@@ -43,15 +41,13 @@ export class GenerationFigures {
   /** The picture of what goes through the model, with its key. */
   computed() {
     return element(
-      "section",
-      { class: "whole" },
-      element("h2", { text: "Tokens computed in each step" }),
+      "section.whole",
+      element("h2", "Tokens computed in each step"),
       element(
-        "p",
-        { class: "small quiet" },
+        "p.small.quiet",
         "One row for each generated token, one column for each token of the text: ",
-        element("span", { class: "computed-key" }, this.run, "computed"),
-        element("span", { class: "computed-key" }, this.read, "read from the cache"),
+        element("span.computed-key", this.run, "computed"),
+        element("span.computed-key", this.read, "read from the cache"),
       ),
       this.picture,
     );
@@ -65,12 +61,12 @@ export class GenerationFigures {
     const text = plainToken(joinTokens(tokens.map((token, i) => (isStart(token, i) ? START_MARK : token))));
     this.tokens = [];
     this.spans = [];
-    this.written.replaceChildren(...(text ? [element("span", { class: "quiet", text })] : []));
+    this.written.replaceChildren(...(text ? [element("span.quiet", text)] : []));
   }
 
   /** @param {GenerationStep} step */
   write({ token, seconds }) {
-    const span = element("span", { class: "tok new", title: bothTimes(seconds) });
+    const span = element("span.tok.new", { title: bothTimes(seconds) });
     this.written.append(span);
     this.spans.push(span);
     this.tokens = withToken(this.tokens, token); // pieces of a character are known once it is whole
@@ -89,18 +85,17 @@ export class GenerationFigures {
     this.box.hidden = !steps.length;
     if (!steps.length) return;
     const titles = ["", "with the cache", "without it", ""];
-    const head = element("tr", {}, ...titles.map((text) => element("th", { text, scope: "col" })));
+    const head = element("tr", ...titles.map((text) => element("th", { scope: "col" }, text)));
     const rows = measurements(steps, layers).map(({ title, cached, recomputed, gain }) =>
       element(
         "tr",
-        {},
-        element("th", { text: title, scope: "row" }),
-        element("td", { text: cached }),
-        element("td", { text: recomputed }),
-        element("td", { class: "quiet", text: gain }),
+        element("th", { scope: "row" }, title),
+        element("td", cached),
+        element("td", recomputed),
+        element("td.quiet", gain),
       ),
     );
-    this.table.replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
+    this.table.replaceChildren(element("thead", head), element("tbody", ...rows));
     this.agreement.textContent = agreement(steps);
     this.times.draw(timeChart(steps));
     this.paint();

@@ -15,8 +15,8 @@ export class GeneratedText {
     this.number = -1; // of the text, once it was read
     /** @type {AbortController | null} */
     this.running = null; // what stops it
-    this.said = element("span", { class: "note", "aria-live": "polite" });
-    this.box = element("div", { class: "fields generated-text", hidden: true });
+    this.said = element("span.note", { "aria-live": "polite" });
+    this.box = element("div.fields.generated-text", { hidden: true });
     this.box.append(
       makeButton("Open in Map", () => this.open("map")),
       makeButton("Open in Text", () => this.open("text")),

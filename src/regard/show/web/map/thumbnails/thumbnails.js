@@ -33,7 +33,7 @@ export class Thumbnails {
     this.kind = "linear"; // of the colour scale, or "log"
     this.whole = false; // whether the colours end at 1
     this.columns = 0; // heads in one line
-    this.numbers = element("div", { class: "grid-row grid-numbers", "aria-hidden": "true" });
+    this.numbers = element("div.grid-row.grid-numbers", { "aria-hidden": "true" });
     new ResizeObserver(() => this.text >= 0 && this.resize()).observe(root);
     addEventListener("regard-theme", () => this.repaint());
     this.progress = new ProgressPanel("in-list");
@@ -88,17 +88,17 @@ export class Thumbnails {
   build() {
     this.rows.clear();
     this.pictures.clear();
-    const table = element("div", { class: "grid", role: "grid", "aria-label": "Layers and heads" });
+    const table = element("div.grid", { role: "grid", "aria-label": "Layers and heads" });
     for (const layer of this.layers) table.append(this.line(layer));
     this.columns = 0;
     table.addEventListener("keydown", (event) => this.walk(event));
     for (const kind of ["pointerover", "focusin"])
       table.addEventListener(kind, (event) => this.describe(event.target));
     const { certified, words, text, absent } = captureSummary(this.app.meta.texts[this.text]);
-    const title = element("h2", { text: "Every head" });
-    const head = element("div", { class: "grid-head" }, title);
+    const title = element("h2", "Every head");
+    const head = element("div.grid-head", title);
     if (!certified) head.append(badge({ certified, text }, words)); // the notes say what is certified
-    const note = element("p", { class: "note heads-warning", text: absent, hidden: !absent });
+    const note = element("p.note.heads-warning", { hidden: !absent }, absent);
     const left = leftOutNote(this.app.meta, this.layers);
     this.root.replaceChildren(this.above, head, this.progress.box, note, left, this.numbers, table);
     this.resize();
@@ -127,9 +127,9 @@ export class Thumbnails {
     root.style.setProperty("--columns", String(columns));
     if (columns === this.columns) return;
     this.columns = columns;
-    const numbers = columnNumbers(layers, columns).map((number) => element("span", { text: number }));
+    const numbers = columnNumbers(layers, columns).map((number) => element("span", number));
     this.numbers.hidden = numbers.length === 0;
-    this.numbers.replaceChildren(element("span"), element("div", { class: "grid-heads" }, ...numbers));
+    this.numbers.replaceChildren(element("span"), element("div.grid-heads", ...numbers));
     for (const layer of layers) this.numberLines(layer);
   }
 
@@ -146,7 +146,7 @@ export class Thumbnails {
     line.classList.toggle("wrapped", wrapped);
     line.style.setProperty("--together", String(Math.min(group, columns)));
     for (let at = 0; wrapped && at < heads.length; at += columns) {
-      const start = element("span", { class: "grid-start", text: heads[at], "aria-hidden": "true" });
+      const start = element("span.grid-start", { "aria-hidden": "true" }, heads[at]);
       start.style.gridRow = String(1 + at / columns);
       line.append(start);
     }
@@ -157,7 +157,7 @@ export class Thumbnails {
    * @param {Layer} layer
    */
   line(layer) {
-    const heads = element("div", { class: "grid-heads", role: "presentation" });
+    const heads = element("div.grid-heads", { role: "presentation" });
     /** @type {Map<number, Thumbnail>} */
     const buttons = new Map();
     let group = element("div");
@@ -277,11 +277,11 @@ function markCut(button, isCut) {
  * @param {Layer[]} layers of the text: a mask that all of them have stands in the notes alone
  */
 function rowHeader(layer, layers) {
-  const label = element("div", { class: "grid-label", role: "rowheader", text: layer.key });
+  const label = element("div.grid-label", { role: "rowheader" }, layer.key);
   const mask = maskName(layer);
-  if (layers.some((one) => maskName(one) !== mask)) label.append(element("small", { text: mask }));
+  if (layers.some((one) => maskName(one) !== mask)) label.append(element("small", mask));
   label.title = `Layer ${layer.key} (${layer.name}): ${mask}. ${layer.evidence.text}`;
-  if (!layer.evidence.certified) label.append(element("small", { class: "bad", text: "uncertified" }));
+  if (!layer.evidence.certified) label.append(element("small.bad", "uncertified"));
   return label;
 }
 
@@ -294,9 +294,9 @@ function leftOutNote({ left_out: left = [] }, layers) {
   const kept = layers.reduce((sum, { heads }) => sum + heads.length, 0);
   const summary = `The ${kept} of ${kept + left.length} heads that tell most; the others would make the file too large`;
   return element(
-    "details",
-    { class: "note small left-out-heads", hidden: !left.length },
-    element("summary", { text: summary }),
+    "details.note.small.left-out-heads",
+    { hidden: !left.length },
+    element("summary", summary),
     `Left out: ${left.join(", ")}.`,
   );
 }
