@@ -51,7 +51,7 @@ export function drawLabels(context, scene, name) {
   const mark = queries ? marked.row : marked.col;
   const axis = axisOf(scene.meta, scene.text, layer, name);
   const label = (/** @type {number} */ index, /** @type {boolean} */ strong) => {
-    const [px, py] = camera.point(index + 0.5, index + 0.5);
+    const [px, py] = camera.point([index + 0.5, index + 0.5]);
     const along = queries ? gutter.top + py : gutter.left + px;
     if (along < (queries ? gutter.top : gutter.left)) return;
     if (end < size && (end - index - 0.5) * camera.zoom < HALF) return; // the edge would cut it

@@ -169,7 +169,7 @@ export class MapView extends PageView {
     this.readout.showCell(scene.state, this.layer, scene.quantity, cell);
     const { camera, gutter, width } = scene;
     const side = camera.zoom * cell.size;
-    const [x, y] = camera.point(cell.col + cell.size, cell.row);
+    const [x, y] = camera.point([cell.col + cell.size, cell.row]);
     const outside = x < 0 || y < 0 || x > camera.width + side || y > camera.height;
     if (outside || (camera.zoom >= NUMBERS && cell.max >= 0)) return; // large cells have it written in them
     tip.textContent = this.tipOf(scene, cell);
