@@ -81,9 +81,8 @@ export class CompareView extends PageView {
         new ComparedSide(app, kind, (place) => app.set({ pair: formatPair(this.pair.with(n, place)) })),
     );
     this.panes = this.sides.map((side, n) => new Pane(this, `Map ${"AB"[n]}`, side.box));
-    const words = element("div.compare-side", element("h3", "Difference: A − B"));
     this.unlike = element("p.small.quiet");
-    words.append(this.unlike);
+    const words = element("div.compare-side", element("h3", "Difference: A − B"), this.unlike);
     this.difference = new Pane(this, "Difference", words);
     this.headline = element("p.lead");
     this.said = element("p.compare-said.quiet", { "aria-live": "polite" }, HELP);

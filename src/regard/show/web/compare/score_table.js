@@ -13,19 +13,13 @@ import { endOf, namesOf, scoreBar, sentence } from "../heads/scores.js";
  */
 export function scoreTable(compared) {
   const rows = compared.filter(known);
-  const table = element("div.compare-scores");
-  for (const name of namesOf(rows)) {
+  const lines = namesOf(rows).map((name) => {
     const end = endOf(name, rows);
-    const lines = compared.map((own, n) => comparedLine(name, own?.scores[name], end, "ab"[n]));
-    table.append(
-      element(
-        "div.compare-row",
-        element("span.score-name", { title: scoreAbout(name) }, scoreTitle(name)),
-        element("div", ...lines),
-      ),
-    );
-  }
-  return table;
+    const title = element("span.score-name", { title: scoreAbout(name) }, scoreTitle(name));
+    const bars = compared.map((own, n) => comparedLine(name, own?.scores[name], end, "ab"[n]));
+    return element("div.compare-row", title, element("div", ...bars));
+  });
+  return element("div.compare-scores", ...lines);
 }
 
 /**

@@ -42,13 +42,16 @@ export class MapView extends PageView {
     const foot = element("div.map-foot");
     this.cut = headSwitch(app, "Cut this head");
     this.words = headSentence(app);
-    const heading = element("div.map-title", this.title, this.words.tags);
-    heading.append(this.proof, this.cut);
-    const caption = element("div.map-caption", this.words);
+    const save = exportMenu(app, {
+      name: () => `layer-${this.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
+      picture: () => mapFigure(app, this.large, (scene) => this.note(scene)),
+      table: () => mapRows(this.large),
+    });
     const [unfold, settings] = foldedSettings(this.controls.bar);
-    this.ends = element("div.push", { role: "group", "aria-label": "View" });
-    this.ends.append(this.controls.whole, unfold);
-    heading.append(this.ends);
+    const ends = [this.controls.whole, unfold, save];
+    const end = element("div.push", { role: "group", "aria-label": "View" }, ...ends);
+    const heading = element("div.map-title", this.title, this.words.tags, this.proof, this.cut, end);
+    const caption = element("div.map-caption", this.words);
     const main = element("div.map-main", heading, caption, settings, space, foot);
     root.append(side, main, notes);
     this.large = new MapCanvas(space, app, this.layer, {
@@ -63,12 +66,6 @@ export class MapView extends PageView {
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     notes.append(help());
-    const save = exportMenu(app, {
-      name: () => `layer-${this.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
-      picture: () => mapFigure(app, this.large, (scene) => this.note(scene)),
-      table: () => mapRows(this.large),
-    });
-    this.ends.append(save);
   }
 
   /** @param {State} state */
@@ -247,7 +244,6 @@ const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
 /** @param {MapView} view */
 function makeControls(view) {
   const { app } = view;
-  const bar = element("div.map-bar", { role: "toolbar", "aria-label": "Map settings" });
   const ends = { head: "this head", view: "the view", one: "0 to 1" };
   /** @type {Record<typeof NAMES[number], Choice>} */
   const choices = {
@@ -260,12 +256,14 @@ function makeControls(view) {
   const button = (text, label, act) => makeButton(text, act, { "aria-label": label, title: label });
   const quantities = quantityControls(app, "map", () => view.large.plan());
   let pools = true; // whether cells are sums of weights
-  const zoom = element("div.options", { role: "group", "aria-label": "Zoom" });
-  zoom.append(
+  const zoom = element(
+    "div.options",
+    { role: "group", "aria-label": "Zoom" },
     button("−", "Zoom out", () => view.large.zoomBy(1 / 1.6)),
     button("+", "Zoom in", () => view.large.zoomBy(1.6)),
   );
-  bar.append(...quantities.parts, ...Object.values(choices), zoom);
+  const parts = [...quantities.parts, ...Object.values(choices), zoom];
+  const bar = element("div.map-bar", { role: "toolbar", "aria-label": "Map settings" }, ...parts);
   const whole = button("Whole map", "Show the whole map", () => view.large.showWhole());
   return {
     bar,

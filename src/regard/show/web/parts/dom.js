@@ -191,19 +191,18 @@ export function contextOf(canvas) {
   return context;
 }
 
-/** @param {{ certified: boolean, unplaced?: string | null }} evidence */
-function badgeWords({ certified, unplaced }) {
-  if (!certified) return "Not certified";
-  return unplaced ? "No tokens" : "Certified";
-}
-
 /**
  * A certificate's badge: what was found of a layer, in a word, with the whole sentence as its title.
  * @param {{ certified: boolean, text: string, unplaced?: string | null }} evidence
+ * @param {string} [words]
  */
-export function badge(evidence, words = badgeWords(evidence)) {
-  const good = evidence.certified && !evidence.unplaced;
-  return element("span", { class: `badge ${good ? "good" : "bad"}`, title: evidence.text }, words);
+export function badge({ certified, text, unplaced }, words) {
+  const [kind, word] = !certified
+    ? ["bad", "Not certified"]
+    : unplaced
+      ? ["bad", "No tokens"]
+      : ["good", "Certified"];
+  return element("span", { class: `badge ${kind}`, title: text }, words ?? word);
 }
 
 /**

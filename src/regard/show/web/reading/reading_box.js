@@ -32,22 +32,15 @@ export class ReadingBox {
     this.most = 0; // tokens that the model can read
     this.said = element("p.note", { role: "status" });
     this.list = element("ul.held-texts", { "aria-label": "Texts on this page" });
-    this.box = element("details.menu.reading", { hidden: !app.meta.can.capture });
-    this.box.append(
-      element(
-        "summary.button",
-        { "aria-label": "Read another text" },
-        element("span.in-large", "Read another text"),
-        element("span.in-small", "New text"),
-      ),
-      element(
-        "div.menu-list.reading-panel",
-        this.area,
-        element("div.fields", this.go, this.shorten),
-        this.said,
-        this.list,
-      ),
+    const summary = element(
+      "summary.button",
+      { "aria-label": "Read another text" },
+      element("span.in-large", "Read another text"),
+      element("span.in-small", "New text"),
     );
+    const buttons = element("div.fields", this.go, this.shorten);
+    const panel = element("div.menu-list.reading-panel", this.area, buttons, this.said, this.list);
+    this.box = element("details.menu.reading", { hidden: !app.meta.can.capture }, summary, panel);
     this.listen();
     this.fill();
   }

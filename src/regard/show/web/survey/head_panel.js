@@ -53,16 +53,14 @@ export class HeadPanel {
 
 /** @param {SurveyHead} head */
 function examples({ examples: all }) {
-  const box = element("section", element("h3", "Strongest examples"));
+  const title = element("h3", "Strongest examples");
   if (!all.length) {
-    const text = "No window of the corpus has an attention weight that is not on its first token.";
-    box.append(element("p.note", text));
-    return box;
+    const none = "No window of the corpus has an attention weight that is not on its first token.";
+    return element("section", title, element("p.note", none));
   }
   const about = "One for each window. The query is outlined, and the keys are shaded by its weight on them.";
-  box.append(element("p.note", about), element("ol.survey-examples"));
-  box.lastElementChild?.append(...all.map(exampleItem));
-  return box;
+  const list = element("ol.survey-examples", ...all.map(exampleItem));
+  return element("section", title, element("p.note", about), list);
 }
 
 /** @param {SurveyExample} example */
@@ -104,12 +102,10 @@ function sides({ queries, keys, distances }) {
  */
 function bars(title, shares) {
   const top = Math.max(1e-9, ...shares.map(({ share }) => share));
-  const list = element("ul.survey-bars");
-  for (const { name, share } of shares) {
+  const lines = shares.map(({ name, share }) => {
     const bar = element("span.survey-bar", { "aria-hidden": "true", "--share": `${(100 * share) / top}%` });
     const label = element("span.survey-bar-name", { title: name }, name);
-    const value = element("span.survey-bar-value", percent(share));
-    list.append(element("li", label, bar, value));
-  }
-  return element("section", element("h3", title), list);
+    return element("li", label, bar, element("span.survey-bar-value", percent(share)));
+  });
+  return element("section", element("h3", title), element("ul.survey-bars", ...lines));
 }
