@@ -866,11 +866,10 @@ interface DrawingColours {
   lattice: string;
 }
 
-/** A part of the page that is drawn: where to, its style, and how opaque it is. */
+/** A part of the page that is drawn: where to, and its style. */
 interface DrawnPart {
   context: SvgDrawing;
   style: CSSStyleDeclaration;
-  opacity: number;
 }
 
 /** A canvas's context, or what remembers drawings in the same language. */

@@ -109,35 +109,22 @@ export function total(name, text) {
  * @param {string} [kind]
  */
 export function entry(place, token, drawing, text = null, kind = "") {
-  const row = element(
+  const whole = place === null ? token : visible(token);
+  const named = element("span.token", { title: whole }, place === null ? whole : whole.slice(0, 60));
+  return element(
     "div",
-    { class: `row ${text === null ? "wide" : ""} ${kind}` },
-    element(
-      "span.who",
-      element("span.place", place ?? ""),
-      element(
-        "span.token",
-        { title: place === null ? token : visible(token) },
-        place === null ? token : visible(token).slice(0, 60),
-      ),
-    ),
+    { class: `row ${text === null ? "wide" : ""} ${kind}`, "data-key": place },
+    element("span.who", element("span.place", place), named),
     element("span.drawn", drawing),
+    text === null ? null : element("span.figure", text),
   );
-  if (place !== null) row.dataset.key = String(place);
-  if (text !== null) row.append(element("span.figure", text));
-  return row;
 }
 
 /** @param {[boolean, string][]} list */
 export function checks(list) {
-  return element(
-    "ul.checks",
-    ...list.map(([good, text]) =>
-      element(
-        "li",
-        element("span", { class: `sign ${good ? "" : "bad"}` }, good ? "✓" : "✗"),
-        element("span", text),
-      ),
-    ),
-  );
+  const lines = list.map(([good, text]) => {
+    const sign = element("span", { class: `sign ${good ? "" : "bad"}` }, good ? "✓" : "✗");
+    return element("li", sign, element("span", text));
+  });
+  return element("ul.checks", ...lines);
 }
