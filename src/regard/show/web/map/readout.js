@@ -152,8 +152,9 @@ export function cellFacts(cell, layer, named, quantity = PLAIN) {
       ["query", named("queries", row)],
       ["key", named("keys", col)],
     ];
-    const pooled = quantity.units !== "tokens" && !hidden;
-    return { number, weight, facts, note: hidden ? masked : pooled ? pooling(quantity.units) : "" };
+    const unit = UNIT[quantity.units];
+    const pooling = `Summed over the tokens of the key’s ${unit}, averaged over those of the query’s ${unit}.`;
+    return { number, weight, facts, note: hidden ? masked : quantity.units === "tokens" ? "" : pooling };
   }
   const range = (/** @type {number} */ first, /** @type {number} */ all) =>
     `${first}–${Math.min(first + size, all) - 1}`;
@@ -169,15 +170,6 @@ export function cellFacts(cell, layer, named, quantity = PLAIN) {
       ? masked
       : `${isWeight ? "Attention mass: the weights summed" : "Summed"} over these keys, averaged over these queries.`,
   };
-}
-
-/**
- * How the numbers of tokens become those of units.
- * @param {Quantity["units"]} units
- */
-function pooling(units) {
-  const unit = UNIT[units];
-  return `Summed over the tokens of the key’s ${unit}, averaged over those of the query’s ${unit}.`;
 }
 
 /**

@@ -9,18 +9,24 @@ import { contextOf, element, makeButton, term } from "./dom.js";
 import { theme } from "./theme.js";
 
 /**
+ * A control with its label, which explains it.
+ * @param {"label.field" | "label.slider"} selector
+ * @param {string} label
+ * @param {HTMLElement[]} parts
+ */
+function labelled(selector, label, ...parts) {
+  const words = CONTROL_WORDS[label];
+  return element(selector, { title: words }, element("span.quiet.small", term(label, words)), ...parts);
+}
+
+/**
  * A labelled select; `fill(values, value, say)` offers values as `say` writes them, or pairs of a value and its text.
  * @param {string} label
  * @param {(value: string) => void} choose
  */
 export function select(label, choose) {
   const box = element("select", { "aria-label": label });
-  const whole = element(
-    "label.field",
-    { title: CONTROL_WORDS[label] },
-    element("span.quiet.small", term(label, CONTROL_WORDS[label])),
-    box,
-  );
+  const whole = labelled("label.field", label, box);
   let shown = "";
   /**
    * @param {(string | number | string[])[]} values
@@ -119,13 +125,7 @@ export function rampBar() {
 export function slider(label, choose, say = String) {
   const input = element("input", { type: "range", min: 0, step: 1, "aria-label": label });
   const value = element("output.mono");
-  const box = element(
-    "label.slider",
-    { title: CONTROL_WORDS[label] },
-    element("span.quiet.small", term(label, CONTROL_WORDS[label])),
-    input,
-    value,
-  );
+  const box = labelled("label.slider", label, input, value);
   /** @type {number[]} */
   let values = [];
   const spell = () => {

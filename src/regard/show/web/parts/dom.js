@@ -55,6 +55,19 @@ export function termList(terms, attributes = {}) {
 }
 
 /**
+ * The parts of a table: what its columns are called, and lines that begin with what they are called.
+ * @param {string[]} columns
+ * @param {string[][]} lines
+ */
+export function tableRows(columns, lines) {
+  const names = columns.map((text) => element("th", { scope: "col" }, text));
+  const rows = lines.map(([name, ...cells]) =>
+    element("tr", element("th", { scope: "row" }, name), ...cells.map((text) => element("td", text))),
+  );
+  return [element("thead", element("tr", ...names)), element("tbody", ...rows)];
+}
+
+/**
  * A button that does something.
  * @param {string} text
  * @param {() => void} act

@@ -2,7 +2,7 @@
 // A canvas that writes SVG, with real text: it understands as much of a canvas's language as our drawings speak.
 
 import { parseColour } from "./colour.js";
-import { fontFace, textWidth } from "./fonts.js";
+import { fontFace, measure } from "./fonts.js";
 import { cellPaths, encodeImage, enlargement, pixelsOf } from "./pixels.js";
 import { escaped, listed, paint, tidy } from "./svg_markup.js";
 
@@ -88,7 +88,7 @@ export class SvgDrawing {
 
   /** @param {string} text */
   measureText(text) {
-    return { width: textWidth(text, this.font) };
+    return { width: measure(text, this.font).width };
   }
 
   beginPath() {
@@ -213,7 +213,7 @@ export class SvgDrawing {
     const plain = text.replace(/[\u2066-\u2069]/g, ""); // the isolates that a canvas needs
     if (!plain || !isSeen(this.fillStyle)) return;
     const { size, ...face } = fontFace(this.font);
-    const wide = width ?? textWidth(plain, this.font);
+    const wide = width ?? measure(plain, this.font).width;
     const align = /** @type {"left" | "center" | "right"} */ (this.textAlign);
     const left = x - { left: 0, center: wide / 2, right: wide }[align];
     const foot = y + size * DOWN[this.textBaseline];

@@ -3,7 +3,7 @@
 
 import { percent } from "../data/format.js";
 import { rampBar } from "../parts/controls.js";
-import { element, tokenLine } from "../parts/dom.js";
+import { element, tableRows, tokenLine } from "../parts/dom.js";
 import { rankingTitle, spell } from "../data/quantity.js";
 import { short, visible } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
@@ -87,7 +87,8 @@ export class TextNotes {
       element("p", { class: `small quiet ${second ? "legend-line first" : ""}` }, scope),
     );
     if (cut) this.chosen.append(element("p.small.cut-note", cut));
-    if (!pinned) this.chosen.append(element("p.small.quiet.hint", hint()));
+    const hint = matchMedia("(hover: none)").matches ? HINT.touch : HINT.point;
+    if (!pinned) this.chosen.append(element("p.small.quiet.hint", hint));
     this.title.textContent = rankingTitle(quantity, looking);
     this.list.replaceChildren(...this.lines(findings));
     this.second.hidden = !second;
@@ -106,16 +107,8 @@ export class TextNotes {
     this.shares.hidden = !looking || shares.length < 2;
     this.marked.hidden = !looking || !outliers.size;
     this.patches.hidden = this.shares.hidden && this.marked.hidden;
-    const head = ["Attention to", "here", "if uniform"].map((text) => element("th", { scope: "col" }, text));
-    const rows = shares.map(({ name, share, uniform }) =>
-      element(
-        "tr",
-        element("th", { scope: "row" }, name),
-        element("td", percent(share)),
-        element("td.quiet", percent(uniform)),
-      ),
-    );
-    this.shares.replaceChildren(element("tr", ...head), ...rows);
+    const lines = shares.map(({ name, share, uniform }) => [name, percent(share), percent(uniform)]);
+    this.shares.replaceChildren(...tableRows(["Attention to", "here", "if uniform"], lines));
     const named = [...outliers]
       .slice(0, NAMED)
       .map(([token, share]) => `${short(tokens[token] ?? "", 24)} (${percent(share)})`);
@@ -139,8 +132,4 @@ export class TextNotes {
       return element("li", button);
     });
   }
-}
-
-function hint() {
-  return matchMedia("(hover: none)").matches ? HINT.touch : HINT.point;
 }

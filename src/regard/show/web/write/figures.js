@@ -2,7 +2,7 @@
 // What a generation wrote and what was measured of it: the text, a table, a chart and a picture.
 
 import { chart } from "../parts/chart.js";
-import { element } from "../parts/dom.js";
+import { element, tableRows } from "../parts/dom.js";
 import { isStart, START_MARK } from "../data/tokens.js";
 import { joinTokens, splitTokens, withToken } from "../data/split_characters.js";
 import { drawComputed } from "./computed.js";
@@ -84,18 +84,13 @@ export class GenerationFigures {
     this.steps = steps;
     this.box.hidden = !steps.length;
     if (!steps.length) return;
-    const titles = ["", "with the cache", "without it", ""];
-    const head = element("tr", ...titles.map((text) => element("th", { scope: "col" }, text)));
-    const rows = measurements(steps, layers).map(({ title, cached, recomputed, gain }) =>
-      element(
-        "tr",
-        element("th", { scope: "row" }, title),
-        element("td", cached),
-        element("td", recomputed),
-        element("td.quiet", gain),
-      ),
-    );
-    this.table.replaceChildren(element("thead", head), element("tbody", ...rows));
+    const lines = measurements(steps, layers).map(({ title, cached, recomputed, gain }) => [
+      title,
+      cached,
+      recomputed,
+      gain,
+    ]);
+    this.table.replaceChildren(...tableRows(["", "with the cache", "without it", ""], lines));
     this.agreement.textContent = agreement(steps);
     this.times.draw(timeChart(steps));
     this.paint();
