@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -223,20 +222,22 @@ def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved:
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_themes(page: Page, seen: Capture, saved: Opener, scheme: Any) -> None:
-    page.emulate_media(color_scheme=scheme)
+def test_both_themes(page: Page, saved: Opener) -> None:
     page.goto(f"{saved(captured(20))}#colourTop=one&head=1&row=0&col=0")
-    expect_weight(page, 1)
+    expect_weight(page, 1)  # query 0 looks at itself with all it has
     box = box_of(page.locator(CANVAS))
-    settle(page)
-    strongest = sum(pixels(page, box["x"] + 118, box["y"] + 102))  # query 0 looks at itself with all it has
-    paper = sum(pixels(page, box["x"] + 2, box["y"] + 2))
-    assert (strongest < paper) is (scheme == "light")
+
+    def is_dark() -> bool:
+        strongest = sum(pixels(page, box["x"] + 118, box["y"] + 102))
+        return strongest > sum(pixels(page, box["x"] + 2, box["y"] + 2))  # the paper
+
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        eventually(page, is_dark, lambda dark, scheme=scheme: dark is (scheme == "dark"))
+    page.emulate_media(color_scheme="light")
     page.get_by_label("Theme: system").click()
     page.get_by_label("Theme: light").click()
-    corner = lambda: sum(pixels(page, box["x"] + 2, box["y"] + 2))  # noqa: E731
-    eventually(page, corner, lambda shade: shade < 150)  # dark, whatever the system says
+    eventually(page, is_dark, bool)  # whatever the system says
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 

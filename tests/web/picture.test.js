@@ -109,7 +109,7 @@ test("words are wrapped, and a word that is too long is broken", () => {
 });
 
 test("a figure has its heading, its picture and what its colours mean, each below the one before", () => {
-  const scale = { scale: "linear", top: 1, bottom: 0, signed: false, at: () => 0, weight: () => 0 };
+  const scale = { scale: "linear", top: 1, bottom: 0, signed: false, at: () => 0 };
   const picture = composeFigure(
     {
       heading: "model: layer 1, head 2",

@@ -752,7 +752,7 @@ type Point = [number, number];
 /** A tile's level, row and column. */
 type TilePlace = [number, number, number];
 
-/** From a weight to a place on the colour ramp and back. */
+/** From a weight to a place on the colour ramp. */
 interface ColourScale {
   scale: string;
   top: number;
@@ -760,7 +760,6 @@ interface ColourScale {
   /** Whether numbers below 0 have colours, too: 0 is then in the middle. */
   signed: boolean;
   at(weight: number): number;
-  weight(t: number): number;
 }
 
 type ThemeName = "light" | "dark";

@@ -80,7 +80,9 @@ export function isClipped({ drawn }) {
  */
 export function marksOf(scale, clipped, quantity = PLAIN) {
   if (scale.signed) return signedMarks(scale, clipped, quantity);
-  const marks = scale.scale === "log" ? decades(scale, quantity) : halves(scale, quantity);
+  /** @type {ColourMarks} */
+  const halves = [0, 0.5, 1].map((t) => [t, spell(quantity, t * scale.top)]);
+  const marks = scale.scale === "log" ? decades(scale, quantity) : halves;
   if (clipped) last(marks)[1] = `≥ ${last(marks)[1]}`;
   return marks;
 }
@@ -122,15 +124,6 @@ export function noteOf(reduce, z, quantity, token) {
   const pooled = single || reduce === "max" ? "" : ", summed over keys and averaged over queries";
   const row = shade === "logit" ? ` Row ${position} adds up to what the head adds.` : "";
   return `One cell${of} is ${what}${pooled}.${row}`;
-}
-
-/**
- * @param {ColourScale} scale
- * @param {Quantity} quantity
- * @returns {ColourMarks}
- */
-function halves(scale, quantity) {
-  return [0, 0.5, 1].map((t) => [t, spell(quantity, scale.weight(t))]);
 }
 
 /**
