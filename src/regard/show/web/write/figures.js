@@ -5,7 +5,7 @@ import { chart } from "../parts/chart.js";
 import { element, tableRows } from "../parts/dom.js";
 import { isStart, START_MARK } from "../data/tokens.js";
 import { joinTokens, splitTokens, withToken } from "../data/split_characters.js";
-import { drawComputed } from "./computed.js";
+import { computedPicture } from "./computed.js";
 import { agreement, bothTimes, measurements, timeChart } from "./measurements.js";
 import { plainToken } from "./prompt.js";
 
@@ -16,9 +16,7 @@ export class GenerationFigures {
     this.table = element("table.measured");
     this.agreement = element("p.note");
     this.times = chart(240);
-    this.picture = element("canvas.computed", { role: "img" });
-    this.run = element("i.run");
-    this.read = element("i.read");
+    this.picture = element("div.computed-box");
     /** @type {GenerationStep[]} */
     this.steps = [];
     /** @type {string[]} */
@@ -46,8 +44,8 @@ export class GenerationFigures {
       element(
         "p.small.quiet",
         "One row for each generated token, one column for each token of the text: ",
-        element("span.computed-key", this.run, "computed"),
-        element("span.computed-key", this.read, "read from the cache"),
+        element("span.computed-key", element("i.run"), "computed"),
+        element("span.computed-key", element("i"), "read from the cache"),
       ),
       this.picture,
     );
@@ -97,10 +95,7 @@ export class GenerationFigures {
   }
 
   paint() {
-    if (!this.steps.length) return;
-    drawComputed(this.picture, this.steps, () => ({
-      run: getComputedStyle(this.run).backgroundColor,
-      read: getComputedStyle(this.read).backgroundColor,
-    }));
+    if (this.steps.length)
+      this.picture.replaceChildren(computedPicture(this.steps, this.picture.clientWidth || 480));
   }
 }
