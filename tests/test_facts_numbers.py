@@ -1,21 +1,17 @@
-"""The numbers that hold: the running example, the example by hand, the seeded ones, and the properties."""
+"""The numbers of the running example, which the lessons, the stages and the documents print."""
 
 from __future__ import annotations
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import causal_mask, scaled_dot_product_attention
 from regard.attention.steps import trace
 from regard.stages import (
     CausalSelfAttention,
     Head,
-    ProjectedMultiHeadAttention,
     SelfAttention,
-    SeparateHeads,
     UnscaledSelfAttention,
-    join_heads,
 )
 from regard.stages import simplified_self_attention as simplified
 from regard.stages.example import TOKENS, WK, WQ, WV, X, project, with_example_weights
@@ -122,57 +118,3 @@ def test_causal_stage() -> None:
     ):
         same(weights, CAUSAL_WEIGHTS, 4)
         same(out, CAUSAL_OUTPUTS, 6)
-
-
-def test_by_hand() -> None:
-    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    head = Head(d_model=2, head_dim=2, max_seq_len=3).eval()
-    for projection in (head.W_q, head.W_k, head.W_v):
-        nn.init.eye_(projection.weight)
-    out, weights = head.attention(x)
-    same(weights, [[1, 0, 0], [0.33024, 0.66976, 0], [0.24826, 0.24826, 0.50349]], 5)
-    same(out, [[1, 0], [0.3302, 0.6698], [0.7517, 0.7517]], 4)
-
-
-def test_seeded_causal_self_attention() -> None:
-    torch.manual_seed(0)
-    layer = CausalSelfAttention(8, 4)
-    _, weights = layer.attention(torch.randn(2, 4, 8))
-    same(weights[0], [[1, 0, 0, 0], [0.7027, 0.2973, 0, 0], [0.3603, 0.3272, 0.3125, 0],
-                      [0.2419, 0.3202, 0.2101, 0.2279]], 4)  # fmt: skip
-    same(weights[1], [[1, 0, 0, 0], [0.5397, 0.4603, 0, 0], [0.3336, 0.3481, 0.3183, 0],
-                      [0.2586, 0.2269, 0.2453, 0.2692]], 4)  # fmt: skip
-
-
-def test_seeded_scores_of_a_head() -> None:
-    torch.manual_seed(42)
-    x = torch.randn(4, 8, 32)
-    head = Head(d_model=32, head_dim=16, max_seq_len=8)
-    scaled = trace(head.W_q(x), head.W_k(x), head.W_v(x)).scaled
-    assert scaled.std().item() == pytest.approx(0.351, abs=5e-4)
-
-
-# Properties
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def test_with_one_head_the_output_projection_folds_into_the_value_projection() -> None:
-    torch.manual_seed(0)
-    layer = ProjectedMultiHeadAttention(8, num_heads=1).double().eval()
-    x = drawn(2, 6, 8).double()
-    expected = layer(x)
-    with torch.no_grad():
-        layer.W_v.weight.copy_(layer.W_o.weight @ layer.W_v.weight)
-        nn.init.eye_(layer.W_o.weight)
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_big_projection_equals_small_ones_exactly(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    separate = SeparateHeads(d_model=32, d_out=64, num_heads=4).to(dtype).eval()
-    x = drawn(2, 16, 32).to(dtype)
-    assert torch.equal(join_heads(separate)(x), separate(x))

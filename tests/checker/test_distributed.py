@@ -15,9 +15,9 @@ from regard.checker.examples import DISTRIBUTED_TEMPLATES, NAMES, plant_mistake
 from regard.checker.ranks import distributed
 from regard.checker.ranks.distributed import (
     adapt_for_ranks,
-    expected_of_reference,
     judge,
     make_trials,
+    reference_of_whole,
     run_ranks,
 )
 from tests.checker.planting import load, uproot
@@ -165,7 +165,7 @@ def test_errors_are_told_and_a_reference_says_what_is_right(tmp_path, monkeypatc
     results = run_ranks([*rings, fails, waits], 2, {}, trials)
     linear = load(RING + BROKEN, "linear")
     subject = adapt_for_ranks(linear, {}, 2)
-    whole = expected_of_reference(linear, subject, {}, {})
+    whole = reference_of_whole(linear, subject, {}, {})
     for spec, verdict in zip(rings, ("passed", "failed"), strict=True):
         assert judge(subject, 2, trials, results[spec], {}, None, whole).checks[0].status == verdict
     assert results[fails] == "rank 1 raised ValueError: rank 1 of 2 is tired"

@@ -70,11 +70,13 @@ def test_every_option_is_described_in_a_sentence() -> None:
 
 
 def test_stages_walks_and_saves(tmp_path: Path) -> None:
-    result = run(app, ["stages", "--save", str(tmp_path / "stages.svg")])
+    path = tmp_path / "[bold]stages.svg"  # a name, and no markup
+    result = run(app, ["stages", "--save", str(path)])
     assert result.exit_code == 0
+    assert path.name in result.output
     assert "6. Several heads" in result.output
     assert "agrees with torch" in result.output
-    assert "<svg" in (tmp_path / "stages.svg").read_text()
+    assert "<svg" in path.read_text()
 
 
 @pytest.mark.parametrize(

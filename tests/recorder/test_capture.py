@@ -20,8 +20,8 @@ from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
 from regard.recorder.recording import Recording
 from regard.recorder.sources.call_listeners import current_listeners
-from tests.attack.capture import MODELS, state
 from tests.recorder.small_llama import small_llama
+from tests.recorder.small_models import MODELS, state
 from tests.sampling import share
 
 transformers = pytest.importorskip("transformers")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -189,7 +190,12 @@ CATALOGUE = {mistake.name: mistake for theme in THEMES.values() for mistake in t
 def get_mistake(name: str) -> Mistake:
     """Return the mistake of this name; ValueError suggests similar names."""
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=3, cutoff=0.4)
-        hint = f": did you mean {', '.join(near)}?" if near else "; regard check --list shows all"
-        raise ValueError(f"name: there is no mistake called {name!r}{hint}")
+        raise unknown_mistake(name, CATALOGUE)
     return CATALOGUE[name]
+
+
+def unknown_mistake(name: str, names: Iterable[str]) -> ValueError:
+    """Return the error for a name that is none of these, which suggests the similar ones."""
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f": did you mean {', '.join(near)}?" if near else ";"
+    return ValueError(f"name: there is no mistake called {name!r}{hint} regard check --list shows all")

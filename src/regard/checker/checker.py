@@ -21,7 +21,7 @@ from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.interpreter import patched_functions, prepare_interpreter
-from regard.checker.probes.cache import ADAPTER, probe_cache
+from regard.checker.probes.cache import ADAPTER, add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
@@ -101,6 +101,7 @@ def check(
     """
     started = time.perf_counter()
     _check_promises(window, softcap, scale, heads)
+    _check_device(device)
     if patched := ", ".join(patched_functions()):
         raise CheckError(
             f"{patched}: replaced by other code than PyTorch's, so the oracle would compute with it too; "
@@ -155,6 +156,17 @@ def _check_promises(
         raise ValueError(
             "scale: expected a number other than 0, with which no key matches better than another"
         )
+
+
+def _check_device(device: str) -> None:
+    """Raise `CheckError` for a device that this machine, or its build of PyTorch, does not have."""
+    try:
+        torch.empty(0, device=device)
+    # PyTorch built without CUDA raises an AssertionError.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise CheckError(
+            f'device: expected "cpu", or "cuda" if PyTorch finds a GPU, got {device!r}'
+        ) from error
 
 
 def ask(
@@ -250,6 +262,9 @@ def _explain_error(session: CheckSession) -> None:
         session.find("dot-t-on-a-batch", "runs on a batch", distance=math.inf, **words)
         return
     # `adapt` passes None where a cache is required.
+    if session.subject.step is not None:
+        add_failed_adapter(session, session.subject.step, first.error)
+        return
     if (cache := session.subject.arguments.get("cache")) in session.subject.extra:
         session.undecided = f"it runs only with a cache in `{cache}`, which cannot be guessed: {ADAPTER}"
         session.add_untried("cache", ADAPTER)

@@ -158,9 +158,10 @@ class UsualMistake:
     """A mistake that learners make in a lesson: what to replace in the solution to make it.
 
     `name` is its name in the catalogue or in `mistakes`; `wrong` replaces `right`, which occurs once in the
-    solution.
+    solution. `task` is what it is usual in, where the lesson has the same mistake in other tasks, too.
     """
 
     name: str
     right: str
     wrong: str
+    task: str = ""

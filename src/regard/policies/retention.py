@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number, is_number
 from regard.attention.masks.base import Mask
 from regard.policies.joined_layers import CachedLayer, join_layers
-from regard.policies.measurement import MapRetention, attend_whole, measure, measure_own
+from regard.policies.measurement import MapRetention, attend_whole, measure, measure_own, stack_layers
 from regard.policies.named_policies import best, find_policy, random
 from regard.policies.policy import Eviction, Policy
 from regard.support.cell_output import PrintedOutput
@@ -67,22 +67,12 @@ class Retained(PrintedOutput):
     @property
     def share(self) -> Tensor:
         """The share of every row's attention that the kept keys hold, (layers, B, H, T)."""
-        return self._stack([layer.share for layer in self.layers])
+        return stack_layers(self.layers, "share")
 
     @property
     def error(self) -> Tensor:
         """The relative error of every head's output, (layers, B, H, T)."""
-        errors = [layer.error for layer in self.layers if layer.error is not None]
-        if len(errors) < len(self.layers):
-            raise ValueError("error: the values were not stored: capture with values=True")
-        return self._stack(errors)
-
-    def _stack(self, tensors: Sequence[Tensor]) -> Tensor:
-        if len({x.shape for x in tensors}) > 1:
-            raise ValueError(
-                "expected layers of one shape, got several: see `layers`, which has them one by one"
-            )
-        return torch.stack([x.to("cpu") for x in tensors])
+        return stack_layers(self.layers, "error")
 
     @property
     def heads(self) -> list[HeadRetention]:

@@ -24,8 +24,7 @@ from torch.nn.functional import pad
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import ROWS
 from regard.recorder.certificates.examination import examine
-from regard.recorder.layer import LayerId
-from regard.recorder.placement import Placement, ShardId
+from regard.recorder.placement import ShardId
 from regard.recorder.result import Capture
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.storage.shard_folder import save_shard
@@ -33,12 +32,13 @@ from regard.support.override import SharedOverride
 from regard.vllm.attention_settings import (
     AttentionSettings,
     UnsupportedLayerError,
+    WatchedLayer,
     place_heads,
     read_settings,
 )
 from regard.vllm.block_layout import BlockLayout, CachedTokens
 from regard.vllm.last_token import LastToken, RequestMark, read_mark
-from regard.vllm.request_record import CachedPrefix, LayerRecord, LayerStep, RequestRecord
+from regard.vllm.request_record import LayerRecord, LayerStep, RequestRecord
 
 STEP = "regard_step"
 """The attribute of vLLM's metadata that holds the step which it was built for."""
@@ -56,19 +56,6 @@ class EngineStep:
     blocks: Tensor
     """The numbers of each request's blocks, in the group of layers that share them."""
     is_causal: bool
-
-
-@dataclass(frozen=True)
-class WatchedLayer:
-    """An attention layer of vLLM, and what is known of it before it runs."""
-
-    layer_id: LayerId
-    module: Any
-    settings: AttentionSettings
-    heads: range
-    """The numbers of this rank's heads in the model."""
-    placement: Placement | None = None
-    """Where they are in the model, if other ranks have others."""
 
 
 class EngineCapture:
@@ -339,37 +326,18 @@ class EngineCapture:
             # On a CPU this would be vLLM's own memory, which the next step writes to.
             return x.to("cpu", copy=True).contiguous()
 
-        name = layer.layer_id.name
-        if name not in record.layers:
-            sinks = None if settings.sinks is None else stored(settings.sinks)
-            record.layers[name] = LayerRecord(
-                layer.layer_id,
-                layer.heads,
-                settings.mask,
-                settings.scale,
-                settings.softcap,
-                sinks,
-                layer.placement,
-            )
+        layer_record = record.layers.setdefault(layer.layer_id.name, LayerRecord(layer))
+        q, lse = stored(m.q[0]), stored(m.lse[0])
         before = first - visible  # the cached keys before the new ones
-        k, v = (x[0, :, before:] for x in (m.k, call.v))
-        layer_record = record.layers[name]
         if not layer_record.continues(first):
-            old_k, old_v = (stored(x[0, :, :before]) for x in (m.k, call.v))
-            if not layer_record.rewind(first, old_k) and first:
+            k, v = (stored(x[0, :, :before]) for x in (m.k, call.v))
+            if not layer_record.rewind(first, k) and first:
                 # What lies behind the window is not there any more, and no row sees it.
-                old_k, old_v = (pad(x, (0, 0, visible, 0)) for x in (old_k, old_v))
-                layer_record.prefix = CachedPrefix(old_k, old_v if self.values else None)
-        layer_record.steps.append(
-            LayerStep(
-                first,
-                stored(m.q[0]),
-                stored(m.lse[0]),
-                stored(k),
-                stored(v) if self.values else None,
-                evidence,
-            )
-        )
+                k, v = (pad(x, (0, 0, visible, 0)) for x in (k, v))
+                prefix = LayerStep(0, q[:, :0], lse[:, :0], k, v if self.values else None, None)
+                layer_record.steps.append(prefix)
+        k, v = (stored(x[0, :, before:]) for x in (m.k, call.v))
+        layer_record.steps.append(LayerStep(first, q, lse, k, v if self.values else None, evidence))
 
     def _layout(self, layer: WatchedLayer, cache: Tensor) -> BlockLayout:
         """Where a layer's keys and values lie in its cache, learned when it first runs."""

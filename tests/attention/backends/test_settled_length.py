@@ -80,7 +80,7 @@ def test_lengths_share_a_plan(calls: list[str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(plan, "_plans", {})
     q, long, short = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 8, 8)
     regard.attend(q, short, short)
-    found, key = plan.find_plan(q, short, short, None, None, None, None, 0.0, "auto")
+    found, key = plan.find_plan((q, short, short, None, None, None, None, 0.0, "auto"))
     assert found is not None
     assert key is not None
     plan._plans[key] = found._replace(kernel=settled(calls, 8**-0.5))  # as on a GPU
@@ -89,4 +89,4 @@ def test_lengths_share_a_plan(calls: list[str], monkeypatch: pytest.MonkeyPatch)
     assert calls == ["flash"] * 4 + ["chosen"] * 4
     regard.attend(q, long, long)
     assert calls[8:] == ["flash"]
-    assert plan.find_plan(q, long, long, None, None, None, None, 0.0, "auto")[1] == key
+    assert plan.find_plan((q, long, long, None, None, None, None, 0.0, "auto"))[1] == key

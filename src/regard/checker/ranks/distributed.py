@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -23,15 +23,17 @@ from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import Cases, declared_causality
 from regard.checker.interpretation.understand import Understanding
-from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, relative_difference, relative_error
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, relative_difference
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.numbers import judge_lse
-from regard.checker.probes.wrong_output import describe_failure
+from regard.checker.probes.output import wrong_answers
+from regard.checker.probes.wrong_output import describe_failure, record_results
 from regard.checker.ranks.ring import predict_mistakes, predict_orders
 from regard.checker.reference import prepare_reference
 from regard.checker.sandbox import TIMEOUT, WorkerResult, run
-from regard.checker.session import CheckSession
+from regard.checker.session import CheckSession, Reference
+from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
@@ -44,10 +46,6 @@ _ARGUMENTS = {
     "rank": "rank cp_rank sp_rank ring_rank",
     "world_size": "world_size cp_size sp_size ring_size num_ranks n_ranks world",
 }
-
-
-Whole = Callable[[Intent, Question], Answer]
-"""Gives the right answer for the whole sequence."""
 
 
 def check_on_processes(
@@ -80,39 +78,24 @@ def check_on_processes(
     spec = importable_name(thing, processes)
     subject = adapt_for_ranks(thing, init, processes)
     trials = make_trials(subject, processes, options)
-    whole: Whole = expected_of_oracle
-    if reference is not None:
-        whole = expected_of_reference(reference, subject, init, options)
+    whole = None if reference is None else reference_of_whole(reference, subject, init, options)
     answers = run_ranks([spec], processes, init, trials)[spec]
     if isinstance(answers, str):
         raise CheckError(f"{subject.name} could not be run on {processes} processes: {answers}")
     return judge(subject, processes, trials, answers, options, scale, whole)
 
 
-def expected_of_oracle(intent: Intent, question: Question) -> Answer:
-    """Return the attention of the whole sequence."""
-    return intent.answer(question)
-
-
-def expected_of_reference(
+def reference_of_whole(
     reference: Any, subject: Subject, init: dict[str, Any], options: dict[str, Any]
-) -> Whole:
-    """Return a function that asks the caller's reference."""
+) -> Reference:
+    """Return the caller's reference, which is asked about the whole sequence."""
     theirs = adapt(reference, init)
     if "causal" in subject.arguments and "causal" not in theirs.arguments and options.get("causal") is None:
         raise CheckError(
             f"your reference {theirs.name} has no causal argument: say causal=True or causal=False"
         )
     session = prepare_reference(theirs, subject, {}, options)
-
-    def expected(intent: Intent, question: Question) -> Answer:
-        reply = session.subject.run(question.to(session.dtype))
-        if reply.answer is None:
-            shapes = question.shapes()
-            raise CheckError(f"your reference {theirs.name} could not be run on {shapes}: {reply.error_line}")
-        return reply.answer
-
-    return expected
+    return Reference(session, WeightMatch([], certain=True), torch.float64)
 
 
 def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subject:
@@ -260,77 +243,71 @@ def judge(
     answers: Answers,
     options: dict[str, Any],
     scale: float | None = None,
-    whole: Whole = expected_of_oracle,
+    reference: Reference | None = None,
 ) -> CheckSession:
     """Compare the answers with those of the whole, in a layout in which they are right or a mistake fits."""
     causal = options.get("causal")
     declared = causal if causal is not None else declared_causality(subject)
     choices = [False, True] if declared is None and "causal" not in subject.arguments else [bool(declared)]
-    intents = [Intent(Wiring(scale=scale), choice) for choice in choices]
     sessions = []
     for layout, by_trial in answers.items():
         candidate = subject.replaced(layout=layout)
-        cases = Cases(candidate)
         observations = [
-            Observation(_question(cases, trial), _join(by_trial[index])) for index, trial in enumerate(trials)
+            Observation(question_of(candidate, trial), _join(by_trial[index]))
+            for index, trial in enumerate(trials)
         ]
+        intents = [Intent(Wiring(scale=scale), choice) for choice in choices]
+        intents.sort(key=lambda intent: max(intent.error(o.question, o.answer) for o in observations))
         first = Reply(observations[0].answer)
         shapes = {"BHTD": "(B, H, T/n, D)", "BTHD": "(B, T/n, H, D)"}[layout]
         order = f"on {processes} processes, each with consecutive tokens, {shapes}"
         understanding = Understanding(
-            candidate, candidate, cases, intents, None, torch.float64, first, [order], declared
+            candidate, candidate, Cases(candidate), intents, None, torch.float64, first, [order], declared
         )
-        session = CheckSession(understanding, options)
-        _compare(session, observations, processes, whole)
+        session = CheckSession(understanding, options, reference=reference)
+        _compare(session, observations, processes)
         sessions.append((session, observations))
         if understanding.right_intent is not None:
             return session
-    for session, observations in sessions if whole is expected_of_oracle else []:
+    for session, observations in sessions if reference is None else []:
         if not any(s.undecided or s.diagnoses for s, _ in sessions):
             _name_mistakes(session, observations)
     return next((s for s, _ in sessions if s.undecided or s.diagnoses), sessions[0][0])
 
 
-def _question(cases: Cases, trial: dict[str, Any]) -> Question:
+def question_of(subject: Subject, trial: dict[str, Any]) -> Question:
+    """Return the question of a trial, on the whole sequence."""
     name = "causal" if trial["flag"] else "output"
-    return replace(cases.plain(name, **trial["sizes"]), flag=trial["flag"])
+    return replace(Cases(subject).plain(name, **trial["sizes"]), flag=trial["flag"])
 
 
-def _errors(observations: list[Observation], intent: Intent, whole: Whole) -> list[float]:
-    return [relative_error(o.answer, whole(intent, o.question)) for o in observations]
+def _right_answer(session: CheckSession, question: Question) -> Answer:
+    answer = session.presumed_oracle.answer(question)
+    if answer is None:
+        raise CheckError(f"your reference could not be run on {question.shapes()}")
+    return answer
 
 
-def _compare(session: CheckSession, observations: list[Observation], processes: int, whole: Whole) -> None:
+def _compare(session: CheckSession, observations: list[Observation], processes: int) -> None:
     """Record whether the output is right, and which mistake fits if it is not."""
-    understanding = session.understanding
-    intents = sorted(understanding.intents, key=lambda intent: max(_errors(observations, intent, whole)))
-    errors = _errors(observations, intents[0], whole)
-    softmax = whole is expected_of_oracle
-    if max(errors) < TOLERANCE:
-        understanding.right_intent = intents[0]
-    elif softmax and _name_order(session, observations, processes):
+    expected = [_right_answer(session, observation.question) for observation in observations]
+    wrong = wrong_answers(session, observations)
+    if wrong and session.reference is None and _name_order(session, observations, processes):
         return
-    for name in dict.fromkeys(o.question.name for o in observations):
-        worst = max(e for e, o in zip(errors, observations, strict=True) if o.question.name == name)
-        if worst < TOLERANCE:
-            session.add_pass(name, f"to {worst:.0e}")
-        else:
-            broken = worst == float("inf")
-            detail = (
-                "NaN or inf instead of numbers" if broken else f"off by {worst:.1g} of the largest number"
-            )
-            session.add_failure(name, detail)
-    if understanding.right_intent is None:
-        if softmax:
+    record_results(session, observations, wrong)
+    last = observations[-1].answer
+    if not wrong:
+        session.understanding.right_intent = session.understanding.intents[0]
+        if last.lse is not None and expected[-1].lse is not None:
+            judge_lse(session, last.lse, expected[-1].lse)
+    else:
+        if session.reference is None:
             _name_mistakes_of_processes(session, observations, processes)
-        failing = [o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE]
-        wrong = min(failing, key=lambda o: o.question.q.numel())
-        expected = whole(intents[0], wrong.question).output
-        difference = describe_failure(wrong.question, wrong.answer.output, expected)
+        failing = [i for i, o in enumerate(observations) if not session.error(o) < TOLERANCE]
+        smallest = min(failing, key=lambda i: observations[i].question.q.numel())
+        asked = observations[smallest]
+        difference = describe_failure(asked.question, asked.answer.output, expected[smallest].output)
         session.example = f"The smallest failing case:\n{difference}"
-    lse, expected_lse = observations[-1].answer.lse, whole(intents[0], observations[-1].question).lse
-    if understanding.right_intent is not None and lse is not None and expected_lse is not None:
-        judge_lse(session, lse, expected_lse)
     session.add_skip("gradients and precision", "on several processes only the outputs are compared")
 
 
@@ -359,8 +336,7 @@ def _name_mistakes_of_processes(
 def _name_mistakes(session: CheckSession, observations: list[Observation]) -> None:
     """Name the mistake of the catalogue that reproduces every output."""
     for match in diagnose(observations, session.understanding.intents)[:1]:
-        worst = max(_errors(observations, session.understanding.intents[0], expected_of_oracle))
-        session.add_match(match, worst / TOLERANCE)
+        session.add_match(match, max(map(session.error, observations)) / TOLERANCE)
 
 
 def _matching(

@@ -7,7 +7,6 @@ for each answer. `distributed` starts these processes and reads the files.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,8 +15,7 @@ import torch
 from torch import distributed
 
 from regard.checker.errors import error_line
-from regard.checker.interpretation.cases import Cases
-from regard.checker.ranks.distributed import adapt_for_ranks
+from regard.checker.ranks.distributed import adapt_for_ranks, question_of
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
 from regard.checker.worker import run_request
@@ -57,10 +55,13 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
         extra = {name: places.get(str(value), value) for name, value in subject.extra.items()}
         subject = subject.replaced(extra=extra)
         for index, trial in enumerate(request["trials"]):
-            question = replace(Cases(subject).plain(**trial["sizes"]), flag=trial["flag"])
-            local = question.to(getattr(torch, request["dtype"])).map_inputs(
-                # Gloo sends contiguous tensors only.
-                lambda x: x.chunk(world_size, -2)[rank].contiguous()
+            local = (
+                question_of(subject, trial)
+                .to(getattr(torch, request["dtype"]))
+                .map_inputs(
+                    # Gloo sends contiguous tensors only.
+                    lambda x: x.chunk(world_size, -2)[rank].contiguous()
+                )
             )
             with torch.no_grad():
                 reply = subject.run(local)
