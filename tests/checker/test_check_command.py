@@ -89,10 +89,3 @@ def test_a_reader_that_stops_does_not_change_the_exit_code(folder, options):
         message = process.stderr.read()
     assert process.returncode == 1
     assert b"Error" not in message
-
-
-def test_a_meaning_of_true_that_is_unknown_is_refused_with_the_known_ones(folder):
-    result = run("check", "head.py:CausalHead", "--true-means", "maybe")
-    assert result.exit_code == 2
-    assert "'look'" in result.output
-    assert "'hide'" in result.output

@@ -80,7 +80,11 @@ def explain_mistake(
     def paragraph(start: str, text: str, indent: str) -> None:
         # textwrap and not Rich: Rich has no hanging indent.
         wrapped = textwrap.fill(
-            start + text, console.width, initial_indent=indent[:2], subsequent_indent=indent
+            start + text,
+            console.width,
+            initial_indent=indent[:2],
+            subsequent_indent=indent,
+            break_on_hyphens=False,  # a name such as mask-after-softmax stays whole, to be copied
         )
         line = Text(wrapped)
         line.stylize("bold", 0, len(indent[:2] + start))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from regard.support.cell_output import PrintedOutput
@@ -208,11 +209,7 @@ def _of(layer: HeardLayer, measure: str, reduce: Any) -> float:
     return float(reduce(found)) if found else math.nan
 
 
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
-
-
-PRINTED = (("max_score", max), ("entropy", _mean), ("relative_entropy", _mean), ("sink", max))
+PRINTED = (("max_score", max), ("entropy", fmean), ("relative_entropy", fmean), ("sink", max))
 COLUMNS = (
     Column("layer", right=True, width=8),
     Column("max score", ".4g", right=True),
@@ -229,7 +226,7 @@ def layer_numbers(record: StepRecord) -> dict[str, float]:
     for key, layer in record.layers.items():
         for name, measure, reduce in (
             ("max_score", "max_score", max),
-            ("entropy", "entropy", _mean),
+            ("entropy", "entropy", fmean),
             ("least_entropy", "entropy", min),
             ("sink", "sink", max),
             ("across_documents", "across", max),

@@ -30,13 +30,12 @@ from regard.recorder.sources.structure_of_models.layer_names import assign_layer
 from regard.recorder.storage.shard_folder import save_shard
 from regard.support.override import SharedOverride
 from regard.vllm.attention_settings import (
-    AttentionSettings,
     UnsupportedLayerError,
     WatchedLayer,
     place_heads,
     read_settings,
 )
-from regard.vllm.block_layout import BlockLayout, CachedTokens
+from regard.vllm.block_layout import BlockLayout
 from regard.vllm.last_token import LastToken, RequestMark, read_mark
 from regard.vllm.request_record import LayerRecord, LayerStep, RequestRecord
 
@@ -255,8 +254,7 @@ class EngineCapture:
             if is_first:
                 self._read_tokens(record, request_id, first, rows)
             layer = self.watched[name]
-            out = output.view(len(output), layer.settings.heads, -1)[rows]
-            self._record_rows(layer, record, first, query[rows], out, cache, step.blocks[i])
+            self._record_rows(layer, record, first, query[rows], output[rows], cache, step.blocks[i])
 
     def _mark(self, request_id: str) -> RequestMark | None:
         """What a request asks for, read when it first runs. A mark that makes no sense is answered."""
@@ -284,10 +282,8 @@ class EngineCapture:
         i: int,
     ) -> None:
         """Reduce the last row of a request's step to its shares, and compare that row with vLLM's output."""
-        layer, settings, stop = self.watched[name], self.watched[name].settings, step.lengths[i]
-        visible = settings.first_visible(stop - 1)
-        cached = self._layout(layer, cache).read(cache, step.blocks[i], visible, stop)
-        call = attention_call(settings, query[-1:], cached, output[-1:].view(1, settings.heads, -1))
+        layer, stop = self.watched[name], step.lengths[i]
+        visible, call = self._read_call(layer, stop - 1, query[-1:], output[-1:], cache, step.blocks[i])
         m = call.attention_map()
         evidence = examine(m, call.v, call.output, max_rows=None)
         last = self._last_tokens.setdefault(request_id, LastToken(mark.spans))
@@ -314,11 +310,8 @@ class EngineCapture:
         cache: Tensor,
         blocks: Tensor,
     ) -> None:
-        """Record rows of a request: queries (T, H, D) of the positions from `first` on, and their output."""
-        settings, stop = layer.settings, first + len(query)
-        visible = settings.first_visible(first)
-        cached = self._layout(layer, cache).read(cache, blocks, visible, stop)
-        call = attention_call(settings, query, cached, output)
+        """Record rows of a request: queries (T, H, D) of the positions from `first` on, with their output."""
+        visible, call = self._read_call(layer, first, query, output, cache, blocks)
         m = call.attention_map()
         evidence = examine(m, call.v, call.output, max_rows=self.max_rows)
 
@@ -338,6 +331,21 @@ class EngineCapture:
                 layer_record.steps.append(prefix)
         k, v = (stored(x[0, :, before:]) for x in (m.k, call.v))
         layer_record.steps.append(LayerStep(first, q, lse, k, v if self.values else None, evidence))
+
+    def _read_call(
+        self, layer: WatchedLayer, first: int, query: Tensor, output: Tensor, cache: Tensor, blocks: Tensor
+    ) -> tuple[int, AttentionCall]:
+        """Return the first key that rows from `first` on see, and their attention to the cached tokens.
+
+        `query` is (T, H, D), and `output` what vLLM computed, (T, H, E) or (T, H·E).
+        """
+        settings, T = layer.settings, len(query)
+        visible = settings.first_visible(first)
+        cached = self._layout(layer, cache).read(cache, blocks, visible, first + T)
+        q, out = (x.transpose(0, 1)[None] for x in (query, output.view(T, settings.heads, -1)))
+        k, v = (x[None] for x in cached)
+        mask, scale, softcap, sinks = settings.mask, settings.scale, settings.softcap, settings.sinks
+        return visible, AttentionCall(q, k, v, out, None, mask, scale, softcap, sinks)
 
     def _layout(self, layer: WatchedLayer, cache: Tensor) -> BlockLayout:
         """Where a layer's keys and values lie in its cache, learned when it first runs."""
@@ -394,15 +402,6 @@ class EngineCapture:
             "first_row": length - layers[0].shape[2],
             "certified": seen.certificate.certified,
         }
-
-
-def attention_call(
-    settings: AttentionSettings, query: Tensor, cached: CachedTokens, output: Tensor
-) -> AttentionCall:
-    """The attention of queries (T, H, D) to cached tokens, with the output (T, H, E) that vLLM computed."""
-    q, out = (x.transpose(0, 1)[None] for x in (query, output))
-    k, v = (x[None] for x in cached)
-    return AttentionCall(q, k, v, out, None, settings.mask, settings.scale, settings.softcap, settings.sinks)
 
 
 def _wrap_in(wrapper: Callable[..., Any], *args: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.maps import loader as map_loader
 from regard.recorder.certificates.certificate import Evidence
-from regard.recorder.layer import LayerMap
+from regard.recorder.layer import LayerId, LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, ShardId
 from regard.recorder.result import Capture
 from regard.recorder.storage.capture_folder import (
@@ -27,6 +27,7 @@ from regard.recorder.storage.capture_folder import (
     LAYER_FILE,
     SHARDS,
     SHARDS_FORMAT,
+    LayerFile,
     StoredLayer,
 )
 from regard.recorder.storage.joined_layer import join_captures
@@ -223,18 +224,8 @@ def _layer(described: LayerDescription, path: Path, shard: ShardId | None) -> St
         raise ValueError(f"checksum: expected a number from 0 to {(1 << 32) - 1}, got {checksum}")
     if placement is not None:
         _check_placement(placement, shape, heads)
-    return StoredLayer(
-        number,
-        name,
-        stack,
-        shape,
-        evidence,
-        heads,
-        path / file,
-        checksum,
-        placement=placement,
-        shard=shard,
-    )
+    stored = LayerFile(path / file, checksum, shard)
+    return StoredLayer(LayerId(number, name, stack), shape, evidence, heads, placement, stored)
 
 
 def _check_size(shape: Sequence[int], file: str, size: int) -> None:
