@@ -25,6 +25,15 @@ SIZES: dict[str, Any] = {
 }
 GROUPED = SIZES | {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
 
+VISION = transformers.SiglipVisionConfig(
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=8,
+    patch_size=4,
+)
+
 
 class PlainBlock(nn.Module):
     """One block of `PlainGPT`, which a learner might have written."""
@@ -119,14 +128,7 @@ def _qwen3_next() -> nn.Module:
 def _paligemma() -> nn.Module:
     config = transformers.PaliGemmaConfig(
         text_config=transformers.GemmaConfig(**GROUPED, head_dim=8),
-        vision_config=transformers.SiglipVisionConfig(
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=8,
-            patch_size=4,
-        ),
+        vision_config=VISION,
         image_token_id=VOCABULARY - 1,
         projection_dim=32,
         hidden_size=32,

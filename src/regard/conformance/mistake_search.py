@@ -28,6 +28,7 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Answer
 from regard.checker.oracle.variant import AttentionVariant
 from regard.checker.oracle.wiring import Affine, Wiring
+from regard.checker.subject.kernel_layouts import unpack
 from regard.conformance.case_folder import TOLERANCES
 from regard.conformance.cases import ConformanceCase
 from regard.conformance.result_comparison import CaseVerdict
@@ -180,8 +181,7 @@ def _observe(case: ConformanceCase, output: Tensor) -> Observation:
     """Return a case with its output as (B, H, T, E), in float64."""
     output = output.double()
     if case.question.lengths is not None:
-        parts = torch.split(output, list(case.question.lengths[0]))
-        output = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).transpose(1, 2)
+        output = unpack(output, case.question.lengths[0])
     return Observation(case.question, Answer(output))
 
 
