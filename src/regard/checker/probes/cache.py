@@ -20,6 +20,7 @@ from regard.checker.catalogue import CATALOGUE, Mistake, get_mistake
 from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
+from regard.checker.probes.behaviour import change_part
 from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
@@ -202,8 +203,7 @@ def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
 def _keeps_state(session: CheckSession, step: Step, question: Question, cut: Cut) -> bool:
     """Return whether the output of the last piece depends on tokens that came in earlier steps."""
     x, last = question.q, cut[-1]
-    other = x.clone()
-    other[:, :-last] = other[:, :-last] * -1.5 + 1.0
+    other = change_part(x, 1, slice(0, -last))
     outputs = [_run_pieces(_fresh(session, question), step, each, cut)[:, -last:] for each in (x, other)]
     return not torch.allclose(outputs[0], outputs[1], rtol=1e-6, atol=1e-9)
 

@@ -154,8 +154,7 @@ def _named_gradients(output: Tensor, tensors: dict[str, Tensor]) -> dict[str, Te
 
 def _gradients_of_options(session: CheckSession, oracle: Oracle) -> None:
     """Compare the gradients under each option whose output was right: it may have a backward of its own."""
-    # Of several questions with one name the first stays, as the last one written.
-    for name, question in {question.name: question for question in reversed(session.right_questions)}.items():
+    for name, question in session.right_questions.items():
         if failure := gradient_failure(session, session.compared, question, oracle):
             session.add_failure(f"gradients, {name}", failure)
 
