@@ -182,14 +182,14 @@ class ByBlocks(FusedHeads):
             scores = q @ kb.mT / math.sqrt(q.shape[-1])
             outputs.append(scores.softmax(-1) @ vb)
             sums.append(scores.logsumexp(-1))
-        return self.merge(torch.stack(outputs), torch.stack(sums))
+        return self.join(torch.stack(outputs), torch.stack(sums))
 
-    def merge(self, outputs: Tensor, sums: Tensor) -> Tensor:
+    def join(self, outputs: Tensor, sums: Tensor) -> Tensor:
         return (sums.softmax(0)[..., None] * outputs).sum(0)
 
 
 class ByBlocksAveraged(ByBlocks):
-    def merge(self, outputs: Tensor, sums: Tensor) -> Tensor:
+    def join(self, outputs: Tensor, sums: Tensor) -> Tensor:
         return outputs.mean(0)
 
 
