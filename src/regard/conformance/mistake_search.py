@@ -144,7 +144,7 @@ def _explain_group(
         group = [case for case in group if case.name in finite]
     intents = [Intent(group[0].wiring, causal=False)]
     # Programs differ in what they do where there are more queries than keys: that may be a mistake apart.
-    usual = [case for case in group if not _has_more_queries(case)]
+    usual = [case for case in group if "more queries" not in case.features()]
     for cases in (group, usual, seeing):
         observations = [observed[case.name] for case in cases]
         if any(case in wrong for case in cases) and (names := _find_single(observations, intents)):
@@ -197,10 +197,6 @@ def _is_unmasked(case: ConformanceCase) -> bool:
     """Whether no key of a case is hidden from any query."""
     q = case.question
     return not q.causal and all(x is None for x in (q.mask, q.padding, q.window, q.ahead, q.lengths))
-
-
-def _has_more_queries(case: ConformanceCase) -> bool:
-    return any(T > S for T, S in zip(*case.question.all_lengths(), strict=True))
 
 
 def _ignores_scale(case: ConformanceCase, observation: Observation) -> bool:
