@@ -18,6 +18,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def _method_table(cls: type) -> list[str]:
     rows = ["| | |", "|---|---|"]
     for name, member in public_members(cls):
         about = first_sentence(member).replace("|", "\\|")
-        if isinstance(member, property):
+        if isinstance(member, property | cached_property):
             rows.append(f"| `.{name}` | {about} |")
         else:
             call = (
@@ -212,6 +213,9 @@ def _without_annotations(call: str) -> str:
     return f"{name}({', '.join(shown)})"
 
 
+MEMBERS = (property, cached_property, classmethod, staticmethod)
+
+
 def public_members(cls: type) -> Iterator[tuple[str, Any]]:
     """The methods and properties that a class of ours defines, and the operators that its users write."""
     operators = ("__getitem__", "__matmul__", "__len__", "__iter__", "__and__", "__or__", "__invert__")
@@ -219,9 +223,8 @@ def public_members(cls: type) -> Iterator[tuple[str, Any]]:
     for owner in reversed([owner for owner in cls.__mro__ if owner.__module__.startswith("regard")]):
         for name, member in vars(owner).items():
             wanted = name in operators or not name.startswith("_")
-            if wanted and (
-                inspect.isroutine(member) or isinstance(member, property | classmethod | staticmethod)
-            ):
+            is_member = inspect.isroutine(member) or isinstance(member, MEMBERS)
+            if wanted and is_member:
                 listed[name] = member
     yield from listed.items()
 

@@ -25,7 +25,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+import regard
+from regard import heads
+from regard.gpt import GPT, Config
+from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
+from regard.gpt.training import history
+from regard.gpt.training import train as training
+from regard.gpt.training.corpus import prepare
+from regard.gpt.training.settings import TrainingSettings
+from regard.heads.corpus_survey.survey import Shard, SurveyModel, SurveyPlan, join_survey, survey_shard
+from regard.heads.corpus_survey.survey_chunks import chunk_file
+from regard.heads.tables.table import HeadRow, Score
+from regard.show.data.survey_rows import describe_survey, describe_survey_heads
+from regard.support import files
 from tests.attack.progress import counted
+from tests.gpt.transformers_files import shard, write_llama
 from tests.patience import HANGING
 
 DRAWS = 5000  # files of each format
@@ -48,7 +65,7 @@ class Format(NamedTuple):
     read: Callable[[Path], Any]
     """Reads the file, or the folder that it is in, and uses what it gets."""
     kind: str
-    """The name of the error type, in `regard.support.files` or `regard.checker`."""
+    """The name of the error type, in `regard.support.files`."""
     damage: Callable[[bytes, random.Random], bytes]
 
 
@@ -124,84 +141,6 @@ def _damage_value(plain: Any, rng: random.Random) -> Any:
     else:
         plain[key] = _damage_value(plain[key], rng)
     return plain
-
-
-LARGEST_PART = 200_000  # bytes of a part of a tokenizer, so that its file stays below 1 MB
-PATTERNS: tuple[dict[str, str], ...] = (
-    {"String": "t"},
-    {"String": "1"},
-    {"String": ""},
-    {"Regex": "."},
-    {"Regex": "(?=1)"},
-    {"Regex": "(.|.)*x"},
-    {"Regex": "((a{0,1000}){0,1000}){0,1000}"},
-)
-
-
-def damage_tokenizer(data: bytes, rng: random.Random) -> bytes:
-    """Damage a tokenizer: half of the time, as any JSON; else it gets steps that multiply a text."""
-    if rng.random() < 0.5:
-        return damage_json(data, rng)
-    plain = json.loads(data)
-    for multiply in rng.sample((_multiply_steps, _multiply_ids, _lengthen_tokens), rng.choice((1, 1, 2, 3))):
-        multiply(plain, rng)
-    return json.dumps(plain).encode()
-
-
-def _multiply_steps(plain: dict[str, Any], rng: random.Random) -> None:
-    """Add many steps to a part, on one level or on several, sometimes without their type."""
-    part, field = rng.choice(
-        (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders"))
-    )
-    size = rng.choice((1, 2, 2, 3, 100, 9000))
-    steps: tuple[dict[str, Any], ...] = (
-        {"type": "Replace", "pattern": rng.choice(PATTERNS), "content": "t1"[rng.randrange(2)] * size},
-        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False},
-        {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
-        {"type": "Prepend", "prepend": "1" * size},
-        {"type": rng.choice(("NFKD", "NFC", "Lowercase", "Fuse", "BertNormalizer"))},
-    )
-    step = rng.choice(steps)
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        most = max(1, LARGEST_PART // len(json.dumps(step)))
-        step = {"type": "Sequence", field: [step] * min(most, rng.choice((1, 2, 3, 5, 12, 24, 60, 1000)))}
-    if rng.random() < 0.1:
-        del step["type"]
-    plain[part] = step
-
-
-def _multiply_ids(plain: dict[str, Any], rng: random.Random) -> None:
-    """Let the template add many ids, or many copies of the text."""
-    template = plain["post_processor"]
-    token = next(iter(template["special_tokens"].values()))
-    token["ids"], token["tokens"] = (
-        [token[name][0]] * rng.choice((1, 10, 1000)) for name in ("ids", "tokens")
-    )
-    template["single"] = [rng.choice(template["single"])] * rng.choice((1, 2, 100, 3000))
-    if rng.random() < 0.5:
-        most = max(1, LARGEST_PART // len(json.dumps(plain["post_processor"])))
-        processors = [plain["post_processor"]] * min(most, rng.choice((1, 3, 24)))
-        plain["post_processor"] = {"type": "Sequence", "processors": processors}
-
-
-def _lengthen_tokens(plain: dict[str, Any], rng: random.Random) -> None:
-    """Make a token, a prefix of subwords or an added token long."""
-    model, long = plain["model"], rng.choice("t1") * rng.choice((30, 4000, 300_000))
-    how = rng.randrange(5)
-    if how == 0:
-        vocab = [[long[:length], -1.0] for length in range(1, rng.choice((2, 256, 1200)))]
-        plain["model"] = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": vocab}
-    elif "vocab" in model and isinstance(model["vocab"], dict) and how == 4:
-        model["vocab"][long] = 299
-    elif how == 1:
-        model[rng.choice(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"))] = long
-    elif how == 2:
-        added = {**plain["added_tokens"][0], "id": 299, "content": long, "normalized": True}
-        plain["added_tokens"].append(added)
-    else:
-        vocab = {name: number for number, name in enumerate((long, "t", "1", " "))}
-        plain["model"] = {"type": "WordPiece", "unk_token": long, "continuing_subword_prefix": ""}
-        plain["model"] |= {"max_input_chars_per_word": rng.choice((100, 256, 1 << 40)), "vocab": vocab}
 
 
 def damage_safetensors(data: bytes, rng: random.Random) -> bytes:
@@ -280,87 +219,10 @@ def gguf_parts() -> tuple[list[Any], list[Any]]:
     return fields, tensors
 
 
-def damage_gguf(data: bytes, rng: random.Random) -> bytes:
-    """Damage a GGUF file: a field, a tensor, a count, or the bytes."""
-    how = rng.random()
-    if how < 0.4:
-        return damage_bytes(data, rng)
-    fields, tensors = gguf_parts()
-    number, counts = rng.randrange(len(fields)), None
-    if how < 0.7:
-        name, kind, value = fields[number]
-        kind = rng.choice((kind, kind, *GGUF_CODES, 8, 9))
-        fields[number] = (
-            rng.choice((name, name, name, "", fields[0][0])),
-            kind,
-            _gguf_value(kind, value, rng),
-        )
-        if rng.random() < 0.1:
-            fields.append(rng.choice(fields))
-    elif how < 0.95:
-        number = rng.randrange(len(tensors))
-        name, shape, kind, offset = tensors[number]
-        strange = rng.randrange(5)
-        if strange == 0:
-            shape = tuple(rng.choice(SIZES) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 200))))
-        elif strange == 1:
-            kind = rng.randrange(45)
-        elif strange == 2:
-            offset = rng.choice((*SIZES[:-1], 32, 64, 4096))
-        elif strange == 3:
-            name = rng.choice(
-                (tensors[0][0], "", "blk", "blk.1", "blk.999999.attn_q.weight", "model.norm.weight")
-            )
-        else:
-            shape = shape[::-1] if len(shape) > 1 else (*shape, 2)
-        tensors[number] = (name, shape, kind, offset)
-    else:
-        counts = (rng.choice((len(tensors), *SIZES)), rng.choice((len(fields), *SIZES)))
-    return encode_gguf(fields, tensors, counts)
-
-
-def _gguf_value(kind: int, value: Any, rng: random.Random) -> Any:
-    """A value of a type, most likely not the right one."""
-    if kind == 8:
-        return rng.choice(("", "llama", "qwen3", "gpt2", "none", "yarn", "x" * 3000, "\ud800"))
-    if kind == 9 and isinstance(value, tuple):
-        inner, values, length = value
-        values = rng.choice((values, values[:1], values * 300, [values[0]] * 3))
-        return inner, values, rng.choice((len(values), length, *SIZES))
-    if kind == 9:
-        depth, nested = rng.choice((1, 2, 5, 300)), (4, [1], 1)
-        for _ in range(depth):
-            nested = (9, [nested], rng.choice((1, 1, 1 << 40)))
-        return nested
-    code = GGUF_CODES[kind]
-    if code in "fd":
-        return rng.choice((0.0, -1.0, math.nan, math.inf, 1e-30, 1e30))
-    if code == "?":
-        return True
-    bits = 8 * struct.calcsize(f"<{code}") - code.islower()
-    return rng.choice([n for n in (*SIZES, 1_000_000, 3) if n < 1 << bits])
-
-
-def damage_code(data: bytes, rng: random.Random) -> bytes:
-    """Damage Python source."""
-    if rng.random() < 0.8:
-        return damage_bytes(data, rng)
-    depth = rng.choice((50, 150, 3000, 30_000))
-    left, right = rng.choice(
-        (("(", ")"), ("[", "]"), ("-", ""), ("not ", ""), ("a.", ""), ("1+", ""), ("f(", ")"))
-    )
-    body = f"x = {left * depth}1{right * depth}\n".encode()
-    return rng.choice((body, data + body, "\ufeff".encode() + data, b"# coding: latin-9\n\xff" + data))
-
-
 # Formats
 
 
 def _write_model(folder: Path, **options: Any) -> None:
-    import torch
-
-    from regard.gpt import GPT, Config
-
     torch.manual_seed(0)
     options = {
         "vocab_size": 10,
@@ -375,8 +237,6 @@ def _write_model(folder: Path, **options: Any) -> None:
 
 
 def _tokenizer() -> Any:
-    from regard.gpt.tokens import character_tokenizer
-
     return character_tokenizer("abcdefg ")
 
 
@@ -392,10 +252,6 @@ def write_weights(folder: Path) -> Path:
 
 def write_tokenizer(folder: Path) -> Path:
     """A tokenizer with every part that one may have."""
-    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
-
-    from regard.gpt.tokens import bpe_tokenizer
-
     _write_model(folder, vocab_size=300)
     tokenizer = bpe_tokenizer(["the cat sat on the mat because the cat was tired\n" * 3], 280)
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("q", "k")])
@@ -408,75 +264,18 @@ def write_tokenizer(folder: Path) -> Path:
     return folder / "tokenizer.json"
 
 
-def _write_family(folder: Path, kind: str) -> None:
-    """A model by the names of Transformers, with its config."""
-    import torch
-    from safetensors.torch import save_file
-
-    from regard.gpt.files.families import FAMILIES, add_head
-    from regard.gpt.files.meta_device import without_weights
-    from regard.gpt.model import GPT
-
-    settings: dict[str, Any] = {"model_type": kind, "vocab_size": 10, "eos_token_id": [1, 2]}
-    if kind == "gpt2":
-        settings |= {"n_positions": 16, "n_layer": 2, "n_head": 2, "n_embd": 8, "n_inner": None}
-        settings |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
-    else:
-        settings |= {"max_position_embeddings": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-        settings |= {"num_key_value_heads": 1, "hidden_size": 8, "intermediate_size": 8, "head_dim": 4}
-        settings |= {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
-        settings |= {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-        settings |= {"attention_bias": False, "tie_word_embeddings": False}
-        settings["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8,
-        }
-    family = FAMILIES[kind]
-    config = family.config(settings)
-    with without_weights():
-        shapes = {name: tuple(x.shape) for name, x in GPT(config).state_dict().items()}
-    tensors = {}
-    for name, part in add_head(family.parts(config), family.prefix, config).items():
-        rows = {"q": 8, "k": 4, "v": 4}
-        for source in part.names:
-            shape = shapes[name]
-            if len(part.names) > 1:
-                module = source.split(".")[-2]
-                shape = (
-                    rows.get(module[0], 8) if module.endswith("_proj") and "self" in source else 8,
-                    *shape[1:],
-                )
-            tensors[source] = torch.full(shape[::-1] if part.transposed else shape, 0.1)
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3], "top_p": 0.5}))
-
-
-def write_family_config(kind: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        _write_family(folder, kind)
-        return folder / "config.json"
-
-    return write
+def write_family_config(folder: Path) -> Path:
+    scaling = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
+    settings = {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, **scaling}}
+    (path := write_llama(folder, **settings)).with_name("generation_config.json").write_text(
+        json.dumps({"eos_token_id": [3], "top_p": 0.5})
+    )
+    return path
 
 
 def write_index(folder: Path) -> Path:
-    from safetensors.torch import load_file, save_file
-
-    _write_family(folder, "llama")
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    weight_map = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(tensors)}
-    for file in sorted(set(weight_map.values())):
-        part = {name: x.clone() for name, x in tensors.items() if weight_map[name] == file}
-        save_file(part, folder / file)
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
-    return index
+    write_llama(folder)
+    return shard(folder)
 
 
 def write_gguf(folder: Path) -> Path:
@@ -487,10 +286,6 @@ def write_gguf(folder: Path) -> Path:
 
 def read_model(path: Path) -> None:
     """Load a model from a file or its folder, and run it."""
-    import torch
-
-    from regard.gpt import GPT
-
     model = GPT.from_pretrained(path if path.suffix == ".gguf" else path.parent)
     ids = [0, 1, 2]
     with torch.no_grad(), contextlib.suppress(ValueError):  # such as a context of two tokens
@@ -500,10 +295,6 @@ def read_model(path: Path) -> None:
 
 
 def write_map(folder: Path) -> Path:
-    import torch
-
-    import regard
-
     folder.mkdir(exist_ok=True)
     q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
     mask = (regard.causal & regard.window(4)) | regard.documents(torch.tensor([[0, 0, 1, 1, 1, 2]] * 2))
@@ -512,8 +303,6 @@ def write_map(folder: Path) -> Path:
 
 
 def read_map(path: Path) -> None:
-    import regard
-
     m = regard.load(path)
     if 0 not in m.shape:
         m[(0,) * (m.ndim - 1)]
@@ -521,11 +310,6 @@ def read_map(path: Path) -> None:
 
 
 def _write_capture(folder: Path, store: str) -> None:
-    import torch
-
-    import regard
-    from regard.gpt import GPT, Config
-
     torch.manual_seed(0)
     model = GPT(Config(vocab_size=10, context_length=16, num_layers=2, num_heads=2, d_model=8))
     model.tokenizer = _tokenizer()
@@ -547,8 +331,6 @@ def write_layer(store: str) -> Callable[[Path], Path]:
 
 
 def read_capture(path: Path) -> None:
-    import regard
-
     seen = regard.load(path.parent)
     str(seen.certificate)
     repr(seen)
@@ -559,9 +341,6 @@ def read_capture(path: Path) -> None:
 
 
 def write_survey(folder: Path) -> Path:
-    from regard.heads.corpus_survey.survey import Shard, survey_shard
-    from regard.heads.corpus_survey.survey_chunks import chunk_file
-
     folder.mkdir(exist_ok=True)
     (folder / "corpus.txt").write_text("abc cab gag fed\n" * 40)
     survey_shard(*_survey(folder), folder / "heads.csv", Shard(0, 1))
@@ -570,11 +349,6 @@ def write_survey(folder: Path) -> Path:
 
 def _survey(folder: Path) -> tuple[Any, Any]:
     """A model and the plan of a survey."""
-    import torch
-
-    from regard.gpt import GPT, Config
-    from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan
-
     torch.manual_seed(0)
     gpt = GPT(Config(vocab_size=10, context_length=32, num_layers=2, num_heads=2, d_model=8)).eval()
     tokenizer = _tokenizer()
@@ -587,53 +361,38 @@ def _survey(folder: Path) -> tuple[Any, Any]:
 
 
 def read_survey(path: Path) -> None:
-    from regard.heads.corpus_survey.survey import Shard, survey_shard
-
     folder = path.parent.parent
     survey_shard(*_survey(folder), folder / "heads.csv", Shard(0, 1))  # reads the chunks that are there
 
 
 def write_examples(folder: Path) -> Path:
-    from regard.heads.corpus_survey.survey import join_survey
-
     write_survey(folder)
     join_survey(*_survey(folder), folder / "heads.csv")
     return folder / "heads.csv.examples"
 
 
 def read_examples(path: Path) -> None:
-    from regard.heads import read_survey
-    from regard.show.data.survey_rows import describe_survey, describe_survey_heads
-
-    result = read_survey(path)
+    result = heads.read_survey(path)
     json.dumps([describe_survey(result), describe_survey_heads(result)], allow_nan=False)
 
 
 def write_table(folder: Path) -> Path:
-    from regard.heads.tables.table import HeadRow, HeadTable, Score
-
     folder.mkdir(exist_ok=True)
     score = Score(0.5, 0.1, math.nan, 0.4, 0.6, 0.5)
     rows = [
         HeadRow(0, head, head, ("induction",), 0, {"induction": score, "sink": score}) for head in range(2)
     ]
-    HeadTable(rows).to_json(folder / "heads.json")
+    heads.HeadTable(rows).to_json(folder / "heads.json")
     return folder / "heads.json"
 
 
 def read_table(path: Path) -> None:
-    from regard.heads import HeadTable
-
-    table = HeadTable.from_json(path)
+    table = heads.HeadTable.from_json(path)
     str(table)
     table.to_json()
 
 
 def _run_arguments() -> tuple[Any, ...]:
-    from regard.gpt import Config
-    from regard.gpt.training.corpus import prepare
-    from regard.gpt.training.settings import TrainingSettings
-
     corpus = prepare("the cat sat on the mat because the cat was tired\n" * 4, 8)
     sizes = {"num_layers": 1, "num_heads": 2, "d_model": 8}
     config = Config(vocab_size=corpus.vocab_size, context_length=8, **sizes)
@@ -642,11 +401,10 @@ def _run_arguments() -> tuple[Any, ...]:
 
 def write_run(file: str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
-        from regard.gpt.training.train import train
 
         config, corpus, settings = _run_arguments()
         folder.parent.mkdir(exist_ok=True)
-        train(config, corpus, folder, settings, device="cpu", quiet=True)
+        training.train(config, corpus, folder, settings, device="cpu", quiet=True)
         return folder / file
 
     return write
@@ -654,89 +412,27 @@ def write_run(file: str) -> Callable[[Path], Path]:
 
 def read_run(path: Path) -> None:
     """Resume a run, but train no more."""
-    from regard.gpt.training import train as module
-
-    run, module.TrainingRun.run = module.TrainingRun.run, lambda self, stop: None
+    run, training.TrainingRun.run = training.TrainingRun.run, lambda self, stop: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config, corpus, settings = _run_arguments()
-            module.train(config, corpus, path.parent, settings, resume=True, device="cpu", quiet=True)
+            training.train(config, corpus, path.parent, settings, resume=True, device="cpu", quiet=True)
     finally:
-        module.TrainingRun.run = run
+        training.TrainingRun.run = run
 
 
 def read_history(path: Path) -> None:
-    from regard.gpt.training.history import read_run
-
-    json.dumps(read_run(path.parent), allow_nan=False)
-
-
-def write_text(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "book.txt").write_text("Ein Äpfelchen, 見, and more of the same text.\n" * 20, encoding="utf-8")
-    return folder / "book.txt"
-
-
-def read_text(path: Path) -> None:
-    from regard.gpt.training.corpus import read
-    from regard.support.files import TextFileError, read_chunks
-
-    try:
-        read(path)
-    except TextFileError:
-        for _ in read_chunks(path, "corpus"):
-            pass
-        raise
-
-
-CODE = '''"""An attention. It imports nothing: the damaged name of a module might be that of another one."""
-
-
-def attention(q, k, v, scale=8**-0.5):
-    scores = q @ k.mT * scale
-    return scores.softmax(-1) @ v
-
-
-class Attention:
-    def __init__(self, width=8):
-        self.width = width
-
-    def __call__(self, x):
-        return attention(x, x, x, self.width**-0.5)
-'''
-
-
-def write_code(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "attention.py").write_text(CODE)
-    return folder / "attention.py"
-
-
-def read_code(path: Path) -> None:
-    from regard.checker import CheckError
-    from regard.checker.subject.locate import locate, split
-
-    before = list(sys.path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with contextlib.suppress(CheckError):  # it lists what the file defines, without running it
-            split(str(path))
-        try:
-            locate(f"{path}:Attention")
-        finally:
-            sys.path[:] = before
+    json.dumps(history.read_run(path.parent), allow_nan=False)
 
 
 FORMATS = {
-    "gguf": Format(write_gguf, read_model, "ModelFileError", damage_gguf),
+    "gguf": Format(write_gguf, read_model, "ModelFileError", damage_bytes),
     "config": Format(write_own_config, read_model, "ModelFileError", damage_json),
-    "llama_config": Format(write_family_config("llama"), read_model, "ModelFileError", damage_json),
-    "gpt2_config": Format(write_family_config("gpt2"), read_model, "ModelFileError", damage_json),
-    "qwen3_config": Format(write_family_config("qwen3"), read_model, "ModelFileError", damage_json),
+    "llama_config": Format(write_family_config, read_model, "ModelFileError", damage_json),
     "weights": Format(write_weights, read_model, "ModelFileError", damage_safetensors),
     "index": Format(write_index, read_model, "ModelFileError", damage_json),
-    "tokenizer": Format(write_tokenizer, read_model, "ModelFileError", damage_tokenizer),
+    "tokenizer": Format(write_tokenizer, read_model, "ModelFileError", damage_json),
     "map": Format(write_map, read_map, "CaptureFileError", damage_safetensors),
     "capture": Format(write_capture, read_capture, "CaptureFileError", damage_json),
     "layer": Format(write_layer("maps"), read_capture, "CaptureFileError", damage_safetensors),
@@ -747,26 +443,14 @@ FORMATS = {
     "checkpoint": Format(write_run("checkpoint.safetensors"), read_run, "RunFileError", damage_safetensors),
     "metrics": Format(write_run("metrics.jsonl"), read_history, "RunFileError", damage_json),
     "heads": Format(write_run("heads.jsonl"), read_history, "RunFileError", damage_json),
-    "text": Format(write_text, read_text, "TextFileError", damage_bytes),
-    "code": Format(write_code, read_code, "CheckError", damage_code),
 }
 
 
 # The process that reads
 
 
-def _error_type(name: str) -> type[Exception]:
-    from regard import checker
-    from regard.support import files
-
-    kind: type[Exception] = getattr(files, name, None) or getattr(checker, name)
-    return kind
-
-
 def _work(names: list[str], draws: int, seed: int, folder: str, pipe: Any) -> None:
     """Draw files of the formats, and send what becomes of each format; the draw at hand is sent before it."""
-    import torch
-
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -800,7 +484,7 @@ def _draw(
     try:
         format.read(sample)
         figures["loaded"] += 1
-    except _error_type(format.kind) as error:
+    except getattr(files, format.kind) as error:
         if "\n" in str(error) or len(str(error)) > 2000:
             problem = f"expected one sentence, got {str(error)[:300]!r} of {len(str(error))} characters"
     except BaseException as error:

@@ -1,27 +1,22 @@
-"""Attacks on long runs, training and survey: signals at any moment, files cut short, several starts at once.
+"""Attacks on long runs, training and survey: signals at any moment, and files that are cut short.
 
-Also a resume beside a live run, files that cannot grow, and files of the model that are damaged. What a run
-leaves at its end must be the same, to the last byte, as if nobody had disturbed it, and no two processes may
-work in one place at a time.
+What a run leaves at its end must be the same, to the last byte, as if nobody had disturbed it; a resume from
+damaged files must be refused and change nothing.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,29 +108,20 @@ SUBJECTS = (
 )
 
 
-def work(subject: Subject, folder: Path, resume: bool, file_size: int | None) -> None:
-    """What a process does: a run whose outcome is in its exit code, and its sentences in a file."""
-    if file_size is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    said: dict[str, Any] = {"error": "", "kind": "", "from": time.monotonic()}
-    code = 1
+def work(subject: Subject, folder: Path, resume: bool) -> None:
+    """What a process does: a run whose outcome is in its exit code, and its error in a file."""
+    error, code = "", 1
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            code = 0 if subject.run(folder, resume) else STOPPED
-            # The second of two signals may come when the run has ended: it must not disturb the report of it.
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        said["warnings"] = [str(warning.message) for warning in caught]
-    except (ValueError, OSError) as error:
-        said |= {"error": str(error), "kind": type(error).__name__}
-        code = REFUSED
+        code = 0 if subject.run(folder, resume) else STOPPED
+        # The second of two signals may come when the run has ended: it must not disturb the report of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    except (ValueError, OSError) as refusal:
+        error, code = str(refusal), REFUSED
     except KeyboardInterrupt:  # before or after the time in which the run listens for signals
         code = STOPPED
-    except BaseException as error:
-        said |= {"error": repr(error), "kind": type(error).__name__}
-    if file_size is None:  # else nothing can be written: the exit code must do
-        said["to"] = time.monotonic()
-        (folder.parent / f"said-{os.getpid()}.json").write_text(json.dumps(said))
+    except BaseException as mistake:
+        error = repr(mistake)
+    (folder.parent / f"said-{os.getpid()}").write_text(error)
     os._exit(code)
 
 
@@ -151,9 +137,9 @@ class Attack:
         self.figures: Counter[str] = Counter()
         self.processes: list[BaseProcess] = []
 
-    def start(self, resume: bool = True, file_size: int | None = None) -> BaseProcess:
+    def start(self, resume: bool = True) -> BaseProcess:
         """Start a run in a process of its own."""
-        process = FORKS.Process(target=work, args=(self.subject, self.folder, resume, file_size))
+        process = FORKS.Process(target=work, args=(self.subject, self.folder, resume))
         process.start()
         self.processes.append(process)
         self.figures["processes"] += 1
@@ -166,10 +152,9 @@ class Attack:
         assert process.exitcode is not None
         return process.exitcode
 
-    def said(self, process: BaseProcess) -> dict[str, Any]:
-        """The error and the warnings of a process that has ended by itself."""
-        said: dict[str, Any] = json.loads((self.home / f"said-{process.pid}.json").read_text())
-        return said
+    def said(self, process: BaseProcess) -> str:
+        """The error of a process that has ended by itself; "" if it had none."""
+        return (self.home / f"said-{process.pid}").read_text()
 
     def finish(self) -> None:
         """Go on to the end, and compare what is there with what must be."""
@@ -228,7 +213,7 @@ class Attack:
             process = self.start()
             code = self.stop(process, number, self.draw.choice([1, 1, 2]))
             # Before its run begins, a process dies of a signal as any other does.
-            unbegun = not (self.home / f"said-{process.pid}.json").exists()
+            unbegun = not (self.home / f"said-{process.pid}").exists()
             assert code in (0, STOPPED, -number) or (unbegun and number == signal.SIGINT), (code, number)
             self.figures["stopped and saved"] += code == STOPPED
             self.figures["killed"] += code == -signal.SIGKILL
@@ -269,55 +254,9 @@ class Attack:
         if code == 0 and file is not newest:
             return self.compare()
         assert code == REFUSED, f"damage was not noticed: {code}, {said}"
-        assert file.name in said["error"], said
+        assert file.name in said, said
         assert self.contents() == before, "a refused resume changed something"
         self.figures["refused: damaged"] += 1
-
-    def starts(self) -> None:
-        """Two to eight starts at once: one runs, the others say who does."""
-        begun = self.draw.random() < 0.5 and self.interrupted()
-        processes = [self.start(resume=begun) for _ in range(self.draw.randint(2, 8))]
-        codes = [self.end(process) for process in processes]
-        outcomes = [self.said(process) for process in processes]
-        for code, said in zip(codes, outcomes, strict=True):
-            # One that comes after the end of a run finds it finished: it is refused, or a resume has no work.
-            finished = code == 0 or f"holds a run at step {TRAINING.steps}" in said["error"]
-            assert finished or (code, said["kind"]) == (REFUSED, "InUseError"), said
-            if said["kind"] == "InUseError":
-                pids = [f"process {process.pid} on" for process in processes]
-                assert any(pid in said["error"] for pid in pids), said
-                self.figures["refused: in use"] += 1
-        times = sorted(
-            (said["from"], said["to"]) for code, said in zip(codes, outcomes, strict=True) if not code
-        )
-        assert times, outcomes
-        for (_, first_end), (second_start, second_end) in pairwise(times):
-            overlap = first_end - second_start
-            assert overlap < 0.1 or overlap < (second_end - second_start) / 2, f"two ran at once: {times}"
-        self.figures["starts at once"] += len(processes)
-        self.compare()
-
-    def beside(self) -> None:
-        """Starts and resumes beside a live run, which is not disturbed by them."""
-        live = self.start()
-        for _ in range(self.draw.randint(1, 3)):
-            with self.moment(live) as at_work:
-                if not at_work:
-                    break
-                other = self.start(resume=self.draw.random() < 0.5)
-                code, said = self.end(other), self.said(other)
-                assert (code, said["kind"]) == (REFUSED, "InUseError"), f"beside a live run: {code}, {said}"
-                assert f"process {live.pid} on" in said["error"], said
-                self.figures["refused: in use"] += 1
-        assert self.end(live) == 0, self.said(live)
-        self.compare()
-
-    def full_disk(self) -> None:
-        """Files that cannot grow beyond a random size, which is how a full disk looks to the writer."""
-        code = self.end(self.start(file_size=int(2 ** self.draw.uniform(0, 17))))
-        assert code in (0, REFUSED), code
-        self.figures["refused: no space"] += code == REFUSED
-        self.finish()
 
     def interrupted(self) -> bool:
         """Leave an unfinished run in the folder; False if it was too fast."""
@@ -326,7 +265,7 @@ class Attack:
         return code != 0 and (self.folder / self.subject.checkpoint).exists()
 
 
-ATTACKS = (Attack.signals, Attack.cuts, Attack.starts, Attack.beside, Attack.full_disk)
+ATTACKS = (Attack.signals, Attack.cuts)
 FORKS = forks.context()
 
 
@@ -334,12 +273,12 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
     """Draw attacks on training and survey; every one must leave what an undisturbed run leaves."""
     figures: Counter[str] = Counter()
     worst = 0.0
-    with _home() as home:
+    with tempfile.TemporaryDirectory(prefix="regard-attack-") as name:
+        home = Path(name)
         expected = {subject.name: _undisturbed(subject, home) for subject in SUBJECTS}
         for number in counted(draws, "runs"):
             draw = random.Random(f"{seed} {number}")
-            turn, place_in_turn = divmod(number, len(ATTACKS))
-            subject, way = SUBJECTS[(turn + place_in_turn) % 2], ATTACKS[place_in_turn]
+            subject, way = SUBJECTS[number // 2 % 2], ATTACKS[number % 2]
             place = home / str(number)
             began = time.monotonic()
             attempt = Attack(subject, expected[subject.name], place, draw)
@@ -368,13 +307,6 @@ def _undisturbed(subject: Subject, home: Path) -> Any:
     process = attempt.start(resume=False)
     assert attempt.end(process) == 0, attempt.said(process)
     return subject.result(attempt.folder)
-
-
-@contextmanager
-def _home() -> Iterator[Path]:
-    """A temporary folder for all draws."""
-    with tempfile.TemporaryDirectory(prefix="regard-attack-") as name:
-        yield Path(name)
 
 
 def _state(path: Path) -> tuple[int, int] | None:

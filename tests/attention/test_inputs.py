@@ -8,7 +8,7 @@ import torch
 from torch import randn, zeros
 
 import regard
-from regard import causal, documents, padding
+from regard import padding
 from tests.sampling import together
 
 q = randn(2, 4, 3, 8)  # (B, H, T, D)
@@ -19,25 +19,19 @@ elsewhere = torch.device("meta")
 BAD = {
     "q is no tensor": ({"q": [[1.0]]}, "q: expected a torch.Tensor, got list"),
     "k is no tensor": ({"k": None}, "k: expected a torch.Tensor, got NoneType"),
-    "v is no tensor": ({"v": 3.0}, "v: expected a torch.Tensor, got float"),
     "q of one dimension": ({"q": randn(8)}, r"q: expected \(batch, heads, length, width\).*got \(8,\)"),
-    "k of one dimension": ({"k": randn(8)}, r"k: expected \(batch, heads, length, width\).*got \(8,\)"),
     "q without heads": ({"q": randn(2, 3, 8)}, r"k: expected 3 dimensions, as q has, got \(2, 2, 5, 8\)"),
     "k without heads": ({"k": randn(2, 5, 8)}, r"k: expected 4 dimensions, as q has, got \(2, 5, 8\)"),
-    "v without heads": ({"v": randn(2, 5, 6)}, r"v: expected 4 dimensions, as q has, got \(2, 5, 6\)"),
     "q of integers": (
         {"q": zeros(2, 4, 3, 8).long()},
         r"q: expected a floating-point.*got torch.int64: pass .float",
     ),
-    "q of booleans": ({"q": zeros(2, 4, 3, 8).bool()}, "q: expected a floating-point.*got torch.bool"),
     "q of complex numbers": (
         {"q": zeros(2, 4, 3, 8).cfloat()},
         "q: expected a floating-point.*got torch.complex64",
     ),
     "k of another dtype": ({"k": k.double()}, "k: expected torch.float32, as q has, got torch.float64"),
-    "v of another dtype": ({"v": v.half()}, "v: expected torch.float32, as q has, got torch.float16"),
     "k elsewhere": ({"k": k.to(elsewhere)}, "k: expected it on cpu, where q is, got meta"),
-    "v elsewhere": ({"v": v.to(elsewhere)}, "v: expected it on cpu, where q is, got meta"),
     "k of another width": ({"k": randn(2, 2, 5, 7)}, r"k: expected width 8, as q has, got \(2, 2, 5, 7\)"),
     "no width": ({"q": randn(2, 4, 3, 0), "k": randn(2, 2, 5, 0)}, r"q: expected a width of at least 1, got"),
     "v of another length": ({"v": randn(2, 2, 4, 6)}, r"v: expected 5 keys, as k has, got \(2, 2, 4, 6\)"),
@@ -45,25 +39,13 @@ BAD = {
         {"v": randn(2, 4, 5, 6)},
         r"v: expected \(2, 2\) before \(S, E\), as k has, got \(2, 4, 5, 6\)",
     ),
-    "v of another batch": (
-        {"v": randn(1, 2, 5, 6)},
-        r"v: expected \(2, 2\) before \(S, E\).*got \(1, 2, 5, 6\)",
-    ),
     "k and v of another batch": (
         {"k": randn(3, 2, 5, 8), "v": randn(3, 2, 5, 6)},
         r"k: expected batch \(2,\).*got \(3, 2",
     ),
-    "k and v of batch 1": (
-        {"k": randn(1, 2, 5, 8), "v": randn(1, 2, 5, 6)},
-        r"k: expected batch \(2,\).*got \(1, 2",
-    ),
     "heads that do not divide": (
         {"k": randn(2, 3, 5, 8), "v": randn(2, 3, 5, 6)},
         "k: expected a number of heads that divides q's 4, got 3",
-    ),
-    "more key heads than query heads": (
-        {"k": randn(2, 8, 5, 8), "v": randn(2, 8, 5, 6)},
-        "k: .* divides q's 4, got 8",
     ),
     "no key heads": ({"k": randn(2, 0, 5, 8), "v": randn(2, 0, 5, 6)}, "k: .* divides q's 4, got 0"),
     "no query heads": ({"q": randn(2, 0, 3, 8)}, "k: .* divides q's 0, got 2"),
@@ -71,82 +53,30 @@ BAD = {
         {"mask": zeros(3, 5).fill_diagonal_(1)},
         r"mask: a float mask is added.*only 0 and 1.*pass \.bool\(\)",
     ),
-    "mask of 1": ({"mask": torch.ones(3, 5)}, r"mask: a float mask is added.*only 0 and 1.*pass \.bool\(\)"),
-    "mask of integers": (
-        {"mask": zeros(3, 5).long()},
-        r"mask: expected booleans .*got torch.int64: pass \.bool\(\)",
-    ),
-    "mask of complex numbers": (
-        {"mask": zeros(3, 5).cfloat()},
-        "mask: expected booleans .*got torch.complex64",
-    ),
-    "mask is a list": ({"mask": [[True]]}, "mask: expected a tensor or a mask, got list"),
     "mask is a function": (
         {"mask": lambda b, h, q, k: q >= k},
         "mask: expected a tensor or a mask, got function",
-    ),
-    "mask of another length": (
-        {"mask": zeros(3, 4)},
-        r"mask .*: expected a shape that broadcasts to \(2, 4, 3, 5\), got \(3, 4\)",
     ),
     "mask transposed": (
         {"mask": zeros(5, 3)},
         r"mask .*: expected a shape that broadcasts to \(2, 4, 3, 5\), got \(5, 3\)",
     ),
-    "mask of other heads": (
-        {"mask": zeros(3, 3, 5).bool()},
-        r"mask .*broadcasts to \(2, 4, 3, 5\), got \(3, 3, 5\)",
-    ),
-    "mask of another batch": (
-        {"mask": zeros(3, 1, 3, 5).bool()},
-        r"mask .*broadcasts to \(2, 4, 3, 5\), got \(3, 1, 3, 5\)",
-    ),
-    "mask of five dimensions": (
-        {"mask": zeros(1, 1, 1, 3, 5)},
-        r"mask: expected at most 4 dimensions .*got \(1, 1, 1, 3, 5\)",
-    ),
     "mask elsewhere": (
         {"mask": zeros(3, 5, device=elsewhere).bool()},
-        "mask: expected it on cpu, where q is, got meta",
-    ),
-    "float mask elsewhere": (
-        {"mask": zeros(3, 5, device=elsewhere)},
         "mask: expected it on cpu, where q is, got meta",
     ),
     "padding of another batch": (
         {"mask": padding([1, 2, 3])},
         r"mask padding\(\[1, 2, 3\]\): expected one entry for each of the 2",
     ),
-    "padding of another length": (
-        {"mask": padding(zeros(2, 4).bool())},
-        "mask .*: expected a mark for each of the 5 keys, got 4",
-    ),
-    "documents of another length": (
-        {"mask": causal & documents([0, 0, 1])},
-        "mask .*: expected an id for each of the 5 keys, got 3",
-    ),
-    "alibi of other heads": (
-        {"mask": regard.alibi(3)},
-        "mask alibi.*: expected a slope for each of the 4 heads, got 3",
-    ),
     "scale is no number": ({"scale": "8"}, "scale: expected a finite number.*got '8'"),
     "scale is NaN": ({"scale": math.nan}, "scale: expected a finite number.*got nan"),
-    "scale is a tensor": ({"scale": torch.ones(4)}, "scale: expected a finite number.*got tensor"),
     "softcap of 0": ({"softcap": 0.0}, "softcap: expected a number above 0, or None, got 0.0"),
-    "softcap below 0": ({"softcap": -1}, "softcap: expected a number above 0, or None, got -1"),
-    "softcap is NaN": ({"softcap": math.nan}, "softcap: expected a number above 0, or None, got nan"),
     "softcap is no number": ({"softcap": "30"}, "softcap: expected a number above 0, or None, got '30'"),
-    "dropout below 0": ({"dropout": -0.1}, "dropout: expected a probability from 0 to 1, got -0.1"),
     "dropout above 1": ({"dropout": 1.1}, "dropout: expected a probability from 0 to 1, got 1.1"),
-    "dropout is NaN": ({"dropout": math.nan}, "dropout: expected a probability from 0 to 1, got nan"),
     "dropout is None": ({"dropout": None}, "dropout: expected a probability from 0 to 1, got None"),
     "sinks are no tensor": ({"sinks": [0.0] * 4}, "sinks: expected a torch.Tensor, got list"),
-    "sinks of integers": (
-        {"sinks": zeros(4).long()},
-        "sinks: expected a floating-point tensor .*, got torch.int64: pass .float",
-    ),
     "too few sinks": ({"sinks": zeros(2)}, r"sinks: expected \(4,\), one logit a head, got \(2,\)"),
-    "one sink": ({"sinks": torch.tensor(0.0)}, r"sinks: expected \(4,\), one logit a head, got \(\)"),
     "sinks elsewhere": (
         {"sinks": zeros(4, device=elsewhere)},
         "sinks: expected it on cpu, where q is, got meta",

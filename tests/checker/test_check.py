@@ -303,8 +303,22 @@ def test_a_module_whose_only_path_is_its_cache_is_undecided_until_the_caller_say
     assert report.diagnoses[0].name == "top-left-causal", str(report)
 
 
+@pytest.mark.parametrize("only_cached", [False, True])
+def test_an_adapter_that_raises_leaves_the_verdict_of_right_code_open(only_cached):
+    layer = OnlyCached if only_cached else load(CONTINUED, "CausalAttention")
+
+    def step(module, x, cache):
+        raise KeyError("no such layer")
+
+    report = check(layer, cached=step)
+    assert report.verdict == "undecided"
+    line = step.__code__.co_firstlineno + 1
+    assert f"cached= raised KeyError: 'no such layer' (test_check.py, line {line})" in report.undecided
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("window", -1), ("heads", 0), ("softcap", -1.0), ("scale", float("nan"))]
+    ("name", "value"),
+    [("window", -1), ("heads", 0), ("softcap", -1.0), ("scale", float("nan")), ("device", "tpu")],
 )
 def test_a_promise_that_no_attention_can_keep_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected"):

@@ -74,6 +74,12 @@ def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path, capsys):
     assert "no-scale" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("word", "meant"), [("no-scal", "no-scale"), ("document-leak", "documents-leak")])
+def test_a_name_that_is_unknown_is_answered_with_its_neighbours(word, meant):
+    result = run("explain-mistake", word)
+    assert f"no mistake called {word!r}: did you mean {meant}" in str(result.exception)
+
+
 @pytest.mark.at_length("test_wrong_is_one_and_json_is_json")
 @pytest.mark.parametrize("options", share([["--json"], []], 2))
 def test_a_reader_that_stops_does_not_change_the_exit_code(folder, options):
@@ -83,10 +89,3 @@ def test_a_reader_that_stops_does_not_change_the_exit_code(folder, options):
         message = process.stderr.read()
     assert process.returncode == 1
     assert b"Error" not in message
-
-
-def test_a_meaning_of_true_that_is_unknown_is_refused_with_the_known_ones(folder):
-    result = run("check", "head.py:CausalHead", "--true-means", "maybe")
-    assert result.exit_code == 2
-    assert "'look'" in result.output
-    assert "'hide'" in result.output

@@ -1,11 +1,4 @@
-"""Ring attention and Ulysses on two processes: planted mistakes are named, and no process is left."""
-
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""Ring attention and Ulysses on two processes: planted mistakes are named."""
 
 import pytest
 
@@ -21,7 +14,6 @@ from regard.checker.ranks.distributed import (
     run_ranks,
 )
 from tests.checker.planting import load, uproot
-from tests.patience import HANGING
 from tests.sampling import share
 
 RING = DISTRIBUTED_TEMPLATES["ring"]
@@ -61,12 +53,6 @@ def ring_linear(q, k, v):
 def forgetful(q, k, v):
     dist.barrier()
     return q @ (k.mT @ v)
-
-
-def hangs(q, k, v):
-    import os, time
-    open(f"{__file__}.{os.getpid()}", "w").close()
-    time.sleep(1000)
 """
 # Variations that are written into the right ring: the name that each must get.
 VARIATIONS = {
@@ -172,37 +158,14 @@ def test_errors_are_told_and_a_reference_says_what_is_right(tmp_path, monkeypatc
     assert results[waits].startswith("the ranks wait for each other (5 s)")
 
 
-def test_the_ranks_end_with_the_process_that_started_them(tmp_path):
-    (tmp_path / "broken.py").write_text(RING + BROKEN)
-    call = f"check_in_process('{tmp_path}/broken.py:hangs', {{'processes': 2}})"
-    code = f"from regard.checker.sandbox import check_in_process; {call}"
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
-    )
-    patience = time.monotonic() + HANGING
-    while len(pids := [int(file.suffix[1:]) for file in tmp_path.glob("broken.py.*")]) < 2:
-        assert time.monotonic() < patience
-        time.sleep(0.05)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    while any(_runs(pid) for pid in pids) and time.monotonic() < patience:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in pids)
-
-
-def _runs(pid):
-    """Whether a process is neither gone nor a zombie that nobody has reaped yet."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def one_sequence(x):
+    return x
 
 
 def test_what_cannot_be_run_on_processes_is_refused():
     with pytest.raises(CheckError, match=r"top level of a file.*--processes 2"):
         check(lambda q, k, v: v, processes=2)
     with pytest.raises(CheckError, match="from 2 to 16"):
-        check(_runs, processes=1)
+        check(one_sequence, processes=1)
     with pytest.raises(CheckError, match=r"expected a function of \(q, k, v\)"):
-        check(_runs, processes=2)
+        check(one_sequence, processes=2)

@@ -1,7 +1,5 @@
 """Kernels as public libraries write them: signatures, interfaces, mods, and code without a backward pass."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -130,24 +128,9 @@ def attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def with_lse(q, k, v):
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
-
-
 @torch.library.custom_op("regard_tests::attention_without_autograd", mutates_args=())
 def without_autograd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return attention(q, k, v)
-
-
-class ForwardOnly(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        return attention(q, k, v)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise NotImplementedError("forward only")
 
 
 def written_by_numpy(q, k, v):
@@ -159,12 +142,8 @@ def written_by_numpy(q, k, v):
 class TestBackward:
     @pytest.mark.parametrize(
         "function",
-        [
-            lambda q, k, v: without_autograd(q, k, v),
-            lambda q, k, v: ForwardOnly.apply(q, k, v),
-            written_by_numpy,
-        ],
-        ids=["custom operator", "autograd.Function", "NumPy"],
+        [lambda q, k, v: without_autograd(q, k, v), written_by_numpy],
+        ids=["custom operator", "NumPy"],
     )
     def test_code_without_a_backward_pass_is_right(self, function):
         report = regard.check(function)
@@ -172,16 +151,8 @@ class TestBackward:
         [skipped] = [check for check in report.skipped if check.name == "gradients"]
         assert "no backward pass" in skipped.detail
 
-    @pytest.mark.parametrize(
-        "function",
-        [
-            lambda q, k, v: (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).detach() @ v,
-            lambda q, k, v: attention(q.detach(), k.detach(), v),
-        ],
-        ids=["weights", "queries and keys"],
-    )
-    def test_a_detach_is_a_mistake(self, function):
-        report = regard.check(function)
+    def test_detached_queries_and_keys_are_a_mistake(self):
+        report = regard.check(lambda q, k, v: attention(q.detach(), k.detach(), v))
         assert report.verdict == "wrong"
         assert report.diagnoses[0].name == "weights-detached", str(report)
 
@@ -192,16 +163,9 @@ class TestBackward:
         assert "gradients" in [check.name for check in report.skipped]
 
 
-class TestLse:
-    def test_natural_is_right(self):
-        report = regard.check(with_lse)
-        assert "lse" in [check.name for check in report.passed]
+def test_the_lse_is_compared():
+    def with_lse(q, k, v):
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
-    def test_base_2_is_a_mistake_unless_the_code_says_so(self):
-        def attend(q, k, v):
-            output, lse = with_lse(q, k, v)
-            return output, lse / math.log(2)
-
-        assert regard.check(attend).diagnoses[0].name == "lse-base-2"
-        attend.__doc__ = "Returns the output and its log2-sum-exp2."
-        assert regard.check(attend).verdict == "right"
+    assert "lse" in [check.name for check in regard.check(with_lse).passed]

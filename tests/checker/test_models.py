@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 import regard
 from regard.checker import Report
-from regard.cli import app
 from tests.checker.language_models import Attention, Block, LanguageModel
 from tests.sampling import share
 
@@ -127,14 +125,6 @@ def test_an_attention_of_parts_is_not_a_model():
     report = regard.check(OfParts)
     assert report.verdict == "right", str(report)
     assert not report.layers
-
-
-def test_a_model_from_a_shell(tmp_path, monkeypatch, in_this_process):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("from tests.checker.language_models import *\n")
-    result = CliRunner().invoke(app, ["check", "mine.py:LanguageModel"])
-    assert result.exit_code == 0, result.output
-    assert "✓ h.1.attn  Attention is right, mask causal" in result.output
 
 
 NAMES = {

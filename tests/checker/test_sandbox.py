@@ -110,6 +110,12 @@ def test_an_end_of_its_own_is_answered(file, spec, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("limit", "value"), [("memory", 0.01), ("timeout", float("nan"))])
+def test_a_limit_that_no_code_can_keep_is_refused(file, limit, value):
+    with pytest.raises(CheckError, match=f"{limit}: expected"):
+        check_in_process("mine.py:leave", {}, **{limit: value})
+
+
 def test_a_hang_is_ended_with_all_that_it_started(file, tmp_path, monkeypatch):
     started, patience = tmp_path / "child", time.monotonic() + HANGING
     hours = count(0, 3600)

@@ -13,7 +13,6 @@ from regard.interventions import ablate, effect
 from tests.cli.conftest import TEXT as SENTENCE
 from tests.cli.conftest import runner, save_model
 
-HEADS = Path(__file__).parents[2] / "docs" / "heads.md"
 TEXT = SENTENCE * 9
 run = runner("ablate")
 
@@ -50,17 +49,6 @@ def test_means_several_heads_and_labels(folder: Path) -> None:
     assert "of other layers too" in " ".join(shown.split())  # a line of 80 columns is broken
     with pytest.raises(ValueError, match="none is labelled 'induction'"):
         run("--model", folder, "--label", "induction", "--text", TEXT)
-
-
-def test_the_included_model_forgets_a_name_without_its_induction_heads() -> None:
-    """In the documents, which show what the command prints: `test_docs` runs it."""
-    shown = HEADS.read_text(encoding="utf-8").split("$ regard ablate --label induction\n")[1]
-    assert re.search(r"The included model with heads (\d\.\d, )+\d\.\d set to zero", shown)
-    assert float(re.search(r"([+-][\d.]+) nats a token", shown)[1]) > 0.5  # type: ignore[index]
-    first = next(line for line in shown.splitlines() if line.startswith("'"))
-    before, after, random = (float(x) for x in re.findall(r"(\d+\.\d)%", first))
-    assert before > 10 * after
-    assert random > 10 * after
 
 
 @pytest.mark.parametrize(

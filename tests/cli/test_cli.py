@@ -70,18 +70,20 @@ def test_every_option_is_described_in_a_sentence() -> None:
 
 
 def test_stages_walks_and_saves(tmp_path: Path) -> None:
-    result = run(app, ["stages", "--save", str(tmp_path / "stages.svg")])
+    path = tmp_path / "[bold]stages.svg"  # a name, and no markup
+    result = run(app, ["stages", "--save", str(path)])
     assert result.exit_code == 0
+    assert path.name in result.output
     assert "6. Several heads" in result.output
     assert "agrees with torch" in result.output
-    assert "<svg" in (tmp_path / "stages.svg").read_text()
+    assert "<svg" in path.read_text()
 
 
 @pytest.mark.parametrize(
     ("save", "message"),
     [
-        ("a.gif", "regard: save: expected a file that ends in"),
-        ("no/such/a.png", "regard: save: there is no folder"),
+        ("a.gif", "regard: save: expected a file that ends with .png, .svg or .pdf, got a.gif"),
+        ("no/such/a.png", "regard: save: expected a file in a folder that exists, got no/such/a.png"),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_line(
@@ -101,4 +103,4 @@ def test_the_real_command(tmp_path: Path) -> None:
     script = Path(sys.executable).parent / "regard"
     done = subprocess.run([script, "stages", "--save", "a.gif"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "regard: save: expected a file that ends in .png, .svg, .pdf, got 'a.gif'\n"
+    assert done.stderr == "regard: save: expected a file that ends with .png, .svg or .pdf, got a.gif\n"

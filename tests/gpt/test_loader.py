@@ -13,51 +13,19 @@ from regard.gpt import GPT, Config
 from regard.gpt.files import loader
 from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
 from regard.support.files import ModelFileError
-
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 11,
-    "max_position_embeddings": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "tie_word_embeddings": True,
-}
-SHAPES = {
-    "model.embed_tokens.weight": (11, 8),
-    "model.norm.weight": (8,),
-    "model.layers.0.input_layernorm.weight": (8,),
-    "model.layers.0.post_attention_layernorm.weight": (8,),
-    "model.layers.0.self_attn.q_proj.weight": (8, 8),
-    "model.layers.0.self_attn.k_proj.weight": (4, 8),
-    "model.layers.0.self_attn.v_proj.weight": (4, 8),
-    "model.layers.0.self_attn.o_proj.weight": (8, 8),
-    "model.layers.0.mlp.gate_proj.weight": (12, 8),
-    "model.layers.0.mlp.up_proj.weight": (12, 8),
-    "model.layers.0.mlp.down_proj.weight": (8, 12),
-}
+from tests.gpt.transformers_files import shard, write_llama, write_settings
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tiny Llama with the names of Transformers."""
-    torch.manual_seed(0)
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    save_file({name: torch.randn(shape) for name, shape in SHAPES.items()}, tmp_path / "model.safetensors")
+    write_llama(tmp_path)
     return tmp_path
 
 
 def change_tensors(folder: Path, add: dict[str, torch.Tensor] | None = None, drop: str = "") -> None:
     kept = {name: x for name, x in load_file(folder / "model.safetensors").items() if name != drop}
     save_file(kept | (add or {}), folder / "model.safetensors")
-
-
-def change_settings(folder: Path, **changes: object) -> None:
-    """With some settings changed, or without those that are None."""
-    settings = {name: x for name, x in (LLAMA | changes).items() if x is not None}
-    (folder / "config.json").write_text(json.dumps(settings))
 
 
 def refused(name: object) -> str:
@@ -126,7 +94,7 @@ def test_headless_names(folder: Path) -> None:
 
 
 def test_an_untied_head_that_is_not_in_the_file(folder: Path) -> None:
-    change_settings(folder, tie_word_embeddings=False)
+    write_settings(folder, tie_word_embeddings=False)
     assert "1 missing (lm_head.weight)" in refused(folder)
 
 
@@ -149,14 +117,14 @@ def test_rotary_settings_of_older_files(folder: Path) -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8,
     }
-    change_settings(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, **scaling})
+    write_settings(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, **scaling})
     config = GPT.from_pretrained(folder).config
     assert config.rotary_base == 500.0
     assert config.rotary_scaling == (8.0, 1.0, 4.0, 8)
     for kind in ("rope_type", "type"):
-        change_settings(folder, rope_theta=500.0, rope_scaling={kind: "llama3", **scaling})
+        write_settings(folder, rope_theta=500.0, rope_scaling={kind: "llama3", **scaling})
         assert GPT.from_pretrained(folder).config == config
-    change_settings(folder, rope_theta=500.0, rope_scaling=None)
+    write_settings(folder, rope_theta=500.0, rope_scaling=None)
     assert GPT.from_pretrained(folder).config.rotary_scaling is None
 
 
@@ -174,26 +142,16 @@ def test_broken_files(folder: Path, tmp_path: Path) -> None:
     assert "expected a config.json" in refused(folder)
 
 
-def shard(folder: Path) -> dict:
-    """The same model in two files with an index."""
-    stored = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(stored)
-    files = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
-    for file, inside in files.items():
-        save_file({name: stored[name] for name in inside}, folder / file)
-    index = {"weight_map": {name: file for file, inside in files.items() for name in inside}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return index
-
-
 def test_shards(folder: Path) -> None:
     expected = GPT.from_pretrained(folder)(torch.tensor([[1, 2]]))
-    index = shard(folder)
+    shard(folder)
+    assert torch.equal(GPT.from_pretrained(folder)(torch.tensor([[1, 2]])), expected)
+    (folder / "model.safetensors").touch()  # which is not read where there is an index
     assert torch.equal(GPT.from_pretrained(folder)(torch.tensor([[1, 2]])), expected)
 
-    index["weight_map"]["model.extra"] = "model-00001-of-00002.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+def test_an_index_with_a_tensor_that_its_files_lack(folder: Path) -> None:
+    shard(folder, **{"model.extra": "model-00001-of-00002.safetensors"})
     assert "names tensors that its files lack: model.extra" in refused(folder)
 
 
@@ -235,12 +193,9 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "message"),
     [
         ({"num_hidden_layers": 1_000_000}, r"num_hidden_layers: expected at most \d+ layers.*got 1000000"),
-        ({"num_hidden_layers": 2**62}, "num_hidden_layers: expected at most"),
         ({"num_hidden_layers": -1}, "num_hidden_layers: expected a whole number of at least 1, got -1"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers: expected a whole number of at least 1, got '2'"),
-        ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number"),
         ({"hidden_size": 2**40}, "expected .*1099511627776"),
-        ({"vocab_size": 2**40}, "expected .*1099511627776"),
         ({"intermediate_size": 2**62}, "expected .*got"),
         (
             {"num_attention_heads": [2]},
@@ -251,21 +206,16 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"rope_scaling": "llama3"}, "rope_scaling: expected an object, got 'llama3'"),
         ({"attention_bias": "no"}, "attention_bias: expected true or false, got 'no'"),
         ({"model_type": ["llama"]}, r"model_type: expected one of .*got \['llama'\]"),
-        ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers: expected at most"),
         ({"model_type": "qwen2", "layer_types": [1]}, "layer_types: expected text, got 1"),
         ({"model_type": "mistral", "sliding_window": "4"}, "sliding_window: expected a whole number"),
         ({"model_type": "bloom"}, "expected one of gpt2, llama, mistral, qwen2, qwen3, got 'bloom'"),
-        ({"model_type": None}, "got None"),
         ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', the only value supported, got 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: expected default or llama3"),
         ({"rope_scaling": {"rope_type": "llama3"}}, r"config\.json: expected a value for factor, got none"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor: expected 1\.0"),
         ({"quantization_config": {"bits": 4}}, "expected weights that are not quantised"),
         ({"num_attention_heads": 3}, "num_heads: expected a divisor of d_model=8, got 3"),
-        *(
-            ({name: None}, rf"config\.json: expected a value for {name}, got none")
-            for name in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size")
-        ),
+        ({"vocab_size": None}, r"config\.json: expected a value for vocab_size, got none"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -280,7 +230,7 @@ def test_settings_that_cannot_be(
         register(module, name, weight)
 
     monkeypatch.setattr(torch.nn.Module, "register_parameter", register_meta)
-    change_settings(folder, **changes)
+    write_settings(folder, **changes)
     with pytest.raises(ModelFileError, match=message) as caught:
         GPT.from_pretrained(folder)
     assert str(folder) in str(caught.value)
@@ -307,23 +257,9 @@ def test_a_config_of_ours_that_cannot_be(tmp_path: Path, changes: dict, message:
         GPT.from_pretrained(tmp_path / "ours")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "..",
-        "",
-        "../elsewhere.safetensors",
-        "/etc/passwd",
-        "a/b.safetensors",
-        "x\0.safetensors",
-        5,
-        "config.json",
-    ],
-)
+@pytest.mark.parametrize("name", ["..", "../elsewhere.safetensors", "x\0.safetensors", 5, "config.json"])
 def test_an_index_names_safetensors_files_of_its_folder(folder: Path, name: object) -> None:
-    index = shard(folder)
-    index["weight_map"]["model.norm.weight"] = name
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shard(folder, **{"model.norm.weight": name})
     with pytest.raises(ModelFileError, match=r"index\.json"):
         GPT.from_pretrained(folder)
 

@@ -252,13 +252,13 @@ def settled_cache() -> None:
                 output = regard.attend(q, k, v, mask=regard.causal)
                 gap, own = distance(output, expected), distance(plain, expected)
                 assert gap <= NEAR * own + 1e-6, f"call {call}, {keys} keys: {gap:.1e}, PyTorch {own:.1e}"
-                plan, _ = find_plan(q, k, v, regard.causal, None, None, None, 0.0, "auto")
+                plan, _ = find_plan((q, k, v, regard.causal, None, None, None, 0.0, "auto"))
                 assert isinstance(plan.kernel, settled_length.SettledLength)
                 assert plan.kernel.settled == (call > 8), f"call {call}, {keys} keys"
             assert torch.equal(output, plain)
             other = k[:, :, 1:], v[:, :, 1:]
             regard.attend(q, *other, mask=regard.causal)
-            plan, _ = find_plan(q, *other, regard.causal, None, None, None, 0.0, "auto")
+            plan, _ = find_plan((q, *other, regard.causal, None, None, None, 0.0, "auto"))
             assert isinstance(plan.kernel, settled_length.SettledLength)
             assert not plan.kernel.settled
 

@@ -33,12 +33,20 @@ def without(a: Tensor, key: int) -> Tensor:
     return (rest / left).where(left > 1e-9, torch.nan)  # next to nothing left beside the sink
 
 
+WITHOUT_SINK = ("duplicate", "induction", "eviction", "local", "itself", "previous_token")
+WHOLE = ("sink", "distance", "entropy", "normalised_entropy")
+
+
 def by_definition(
     a: Tensor, ids: Tensor, seen: Tensor, near: int, policy: tuple[int, int]
 ) -> dict[str, float]:
     """The scores of one head, a (T, T), by loops; `seen` says who may look at whom."""
     T, x = len(a), ids.tolist()
-    rows: dict[str, list[float]] = {name: [] for name in ("duplicate", "induction", "eviction", "local")}
+    rows: dict[str, list[float]] = {name: [] for name in (*WITHOUT_SINK, *WHOLE)}
+    for key in range(T):
+        if seen[:, key].sum() >= min(16, T // 2 + 1):
+            rows["sink"].append(a[seen[:, key], key].mean().item())
+    rows["sink"] = [max(rows["sink"])] if rows["sink"] else []
     for q in range(T):
         if not a[q].isfinite().all():  # nothing left beside the sink
             continue
@@ -49,6 +57,13 @@ def by_definition(
             if places:
                 rows[name].append(sum(a[q, k].item() for k in places))
         rows["local"].append(sum(a[q, k].item() for k in range(max(0, q - near + 1), q + 1)))
+        rows["itself"].append(a[q, q].item())
+        if q:
+            rows["previous_token"].append(a[q, q - 1].item())
+        rows["distance"].append(sum((q - k) * a[q, k].item() for k in range(q + 1)))
+        rows["entropy"].append(-torch.special.xlogy(a[q], a[q]).sum().item())
+        if seen[q].sum() > 1:
+            rows["normalised_entropy"].append(rows["entropy"][-1] / seen[q].sum().log().item())
     return {name: sum(found) / len(found) if found else math.nan for name, found in rows.items()}
 
 
@@ -89,7 +104,9 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
             score = row.scores[name]
             assert score.value == pytest.approx(value, abs=1e-9), name
             assert score.null == pytest.approx(null[name], abs=1e-9), name
-            if not sink or (1 - a[:, key] > 2e-3).logical_or(1 - a[:, key] < 1e-9).all():
+            if name in WITHOUT_SINK and (
+                not sink or (1 - a[:, key] > 2e-3).logical_or(1 - a[:, key] < 1e-9).all()
+            ):
                 assert score.without_sink == pytest.approx(rest[name], abs=1e-6, nan_ok=True), name
             assert not score.low > score.value + 1e-12
 

@@ -1,4 +1,4 @@
-"""Surveys: the same to the last bit for one process or two, and for one that was killed and went on."""
+"""Surveys: the same to the last bit for one process or shards, and for one that was stopped and went on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ import torch
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe, read_survey
 from regard.heads.corpus_survey.corpus import batches
-from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
+from regard.heads.corpus_survey.survey import (
+    Shard,
+    SurveyModel,
+    SurveyPlan,
+    join_survey,
+    survey,
+    survey_shard,
+)
 from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import result_path
 from regard.support.file_lock import InUseError
+from regard.support.files import SurveyFileError
 from regard.support.processes import Processes
 from tests.sampling import share
 
@@ -23,22 +31,28 @@ TEXT = "the sea was high and the wind was in the north so the ships came home to
 RANKS = Processes(0, 1, torch.device("cpu"))
 FILES = ["corpus.txt", "cut.csv", "cut.csv.examples"]
 CHUNK = 2  # batches
+CHUNKS = 6  # of the corpus
 
 
 def letters(text: str) -> list[int]:
     return [ord(letter) % 64 for letter in text]
 
 
-def write_corpus(path: Path, words: int) -> Path:
+def write_corpus(path: Path) -> Path:
+    """Eleven windows of 32 letters."""
     draw = random.Random(0)
-    path.write_text(" ".join(draw.choice(TEXT.split(" ")) for _ in range(words)))
+    path.write_text(" ".join(draw.choice(TEXT.split(" ")) for _ in range(75)))
     return path
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Ten windows of 32 letters."""
-    return write_corpus(tmp_path / "corpus.txt", 75)
+    return write_corpus(tmp_path / "corpus.txt")
+
+
+@pytest.fixture
+def plan(corpus: Path) -> SurveyPlan:
+    return SurveyPlan(corpus, length=32)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +74,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(reader: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a survey of `corpus` with small chunks writes if nothing stops it."""
     folder = tmp_path_factory.mktemp("whole")
-    corpus, out = write_corpus(folder / "corpus.txt", 75), folder / "whole.csv"
+    corpus, out = write_corpus(folder / "corpus.txt"), folder / "whole.csv"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("regard.heads.corpus_survey.survey.CHUNK", CHUNK)
         survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
@@ -102,82 +116,99 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("after", share([2, 1, 5], 3))
-def test_a_survey_that_was_killed_goes_on_to_the_same_bits(
-    corpus: Path, reader: SurveyModel, small_chunks: None, whole: Path, tmp_path: Path, after: int
+@pytest.mark.parametrize("by", share(["a kill", signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 2))
+def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
+    reader: SurveyModel,
+    small_chunks: None,
+    plan: SurveyPlan,
+    whole: Path,
+    tmp_path: Path,
+    after: int,
+    by: object,
 ) -> None:
-    plan, cut = SurveyPlan(corpus, length=32), tmp_path / "cut.csv"
+    cut = tmp_path / "cut.csv"
 
     def stop(windows: int, read: int) -> None:
-        if windows > after:
+        if windows > after and not isinstance(by, signal.Signals):
             raise KilledError
+        if windows == after + 1:
+            signal.raise_signal(by)
+            signal.raise_signal(by)  # as `timeout` sends it
 
-    with pytest.raises(KilledError):
+    with pytest.raises((KilledError, KeyboardInterrupt)):
         survey(reader, plan, cut, ranks=RANKS, report=stop)
     assert not cut.exists()
     begun: list[int] = []
-    table = survey(reader, plan, cut, ranks=RANKS, report=lambda windows, _: begun.append(windows))
-    assert table is not None
+    survey(reader, plan, cut, ranks=RANKS, report=lambda windows, _: begun.append(windows))
     assert begun[0] == after // CHUNK * CHUNK + 1  # after the chunks that were complete
-    assert table.to_json() == read_survey(whole).table.to_json()
     assert_same(cut, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
-@pytest.mark.parametrize("number", share([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 3))
-def test_a_signal_stops_it_and_the_survey_goes_on_to_the_same_bits(
-    corpus: Path, reader: SurveyModel, small_chunks: None, whole: Path, tmp_path: Path, number: int
-) -> None:
-    plan, cut = SurveyPlan(corpus, length=32), tmp_path / "cut.csv"
-
-    def report(windows: int, read: int) -> None:
-        if windows == 5:
-            signal.raise_signal(number)
-            signal.raise_signal(number)  # as `timeout` sends it
-
-    with pytest.raises(KeyboardInterrupt):
-        survey(reader, plan, cut, ranks=RANKS, report=report)
-    chunks = [chunk_file(cut, 0), chunk_file(cut, 1)]
-    assert sorted(chunk_folder(cut).iterdir()) == chunks
-    chunks[1].write_bytes(chunks[1].read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"chunk-000001.* is not a complete .*: remove it, or start again"):
-        survey(reader, plan, cut, ranks=RANKS)
-    chunks[1].unlink()
-    survey(reader, plan, cut, ranks=RANKS)
-    assert_same(cut, whole)
-    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
-
-
-def test_a_second_survey_is_refused(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
+def test_a_second_survey_is_refused(reader: SurveyModel, plan: SurveyPlan, tmp_path: Path) -> None:
     out, refused = tmp_path / "out.csv", []
 
     def second(windows: int, read: int) -> None:
         if windows == 2:
             with pytest.raises(InUseError, match="is in use by process") as error:
-                survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
+                survey(reader, plan, out, ranks=RANKS)
             refused.append(error)
 
-    survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, report=second)
+    survey(reader, plan, out, ranks=RANKS, report=second)
     assert len(refused) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv", "out.csv.examples"]
 
 
-def test_another_survey_is_not_continued(
-    corpus: Path, reader: SurveyModel, small_chunks: None, tmp_path: Path
+@pytest.mark.parametrize("shards", share([3, 1, 7], 3))
+def test_joined_shards_have_the_bytes_of_one_survey(
+    reader: SurveyModel, small_chunks: None, plan: SurveyPlan, whole: Path, tmp_path: Path, shards: int
 ) -> None:
-    def stop(windows: int, read: int) -> None:
-        if windows > 2:
-            raise KilledError
+    out = tmp_path / "joined.csv"
+    counts = [survey_shard(reader, plan, out, Shard(i, shards)) for i in reversed(range(shards))]
+    assert sum(counts) == CHUNKS
+    join_survey(reader, plan, out)
+    assert_same(out, whole)
+    assert not chunk_folder(out).exists()
 
+
+def test_a_shard_goes_on_after_the_chunks_that_are_there(
+    reader: SurveyModel, small_chunks: None, plan: SurveyPlan, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "joined.csv"
+    survey_shard(reader, plan, out, Shard(0, 2))
+    with pytest.raises(SurveyFileError, match=r"expected 6 chunks, and 3 are missing \(1, 3, 5\)"):
+        join_survey(reader, plan, out)
+    before = chunk_file(out, 0).stat().st_mtime_ns
+    survey_shard(reader, plan, out, Shard(0, 1))  # also in another number of shards
+    assert chunk_file(out, 0).stat().st_mtime_ns == before
+    join_survey(reader, plan, out)
+    assert_same(out, whole)
+
+
+def test_chunks_of_another_survey_are_refused(
+    reader: SurveyModel, small_chunks: None, plan: SurveyPlan, corpus: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.csv"
-    with pytest.raises(KilledError):
-        survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, report=stop)
-    with pytest.raises(ValueError, match="another length"):
-        survey(reader, SurveyPlan(corpus, length=16), out, ranks=RANKS)
+    survey_shard(reader, plan, out, Shard(0, 1))
+    with pytest.raises(ValueError, match="is of a survey with another length"):
+        survey(reader, plan._replace(length=16), out, ranks=RANKS)
+    with pytest.raises(ValueError, match="is of a survey with another max_windows"):
+        join_survey(reader, plan._replace(max_windows=3), out)
     corpus.write_text(corpus.read_text() + "more")
     with pytest.raises(ValueError, match="another corpus"):
-        survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
-    chunk_file(out, 0).write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match=r"not a complete safetensors file.*--fresh"):
-        survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
-    survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, fresh=True)
+        survey_shard(reader, plan, out, Shard(0, 1))
+    survey_shard(reader, plan, out, Shard(0, 1), fresh=True)
+    content = chunk_file(out, 2).read_bytes()
+    chunk_file(out, 2).write_bytes(content[: len(content) // 2])
+    with pytest.raises(
+        SurveyFileError, match=r"chunk-000002.* is not a complete .*: remove it, or start again"
+    ):
+        join_survey(reader, plan, out)
+    survey(reader, plan, out, ranks=RANKS, fresh=True)
     assert out.exists()
+
+
+@pytest.mark.parametrize("text", ["4/4", "1", "-1/2", "0/0", "0/99999999", "1/2/3", ""])
+def test_what_is_no_shard(text: str) -> None:
+    with pytest.raises(ValueError, match=r"shard: expected i/n, with i from 0 to n - 1, such as 0/4"):
+        Shard.parse(text)

@@ -15,10 +15,8 @@ from regard.cli import app
 from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
-from regard.learn.hunt import draw
-from regard.learn.lesson import Lesson
+from regard.learn.hunt import make_puzzle
 from regard.learn.progress import read_progress
-from regard.learn.wrong_ways import usual_mistakes
 from tests.learn.in_process import judge_here
 from tests.patience import wait_until
 from tests.sampling import share
@@ -92,18 +90,11 @@ def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (None, 2, "there is no"),
         ("", 2, "is empty: regard learn 1 --again writes it anew"),
-        ("# only a comment\n", 2, "is empty"),
         ("def f(:\n", 2, "lesson1.py, line 1: invalid syntax"),
-        ("x = (1,\n", 2, "line 1: '(' was never closed"),
         ("\0", 2, "null bytes"),
         ("x = 1\n", 3, "has no `simplified_self_attention`"),
         ("import no_such_library\n", 2, "No module named 'no_such_library'"),
         ("raise SystemExit(3)\n", 2, "calls exit()"),
-        (
-            "def simplified_self_attention(x):\n    return x.nothing\nweight_of_model_if_doubled = 1\n",
-            1,
-            "line 2",
-        ),
         (
             "def simplified_self_attention(x):\n    pass\nweight_of_model_if_doubled = 1\n",
             1,
@@ -185,7 +176,7 @@ def test_a_far_guess_has_a_sign_of_its_own_and_code_is_not_cut(tmp_path: Path) -
     assert "→ weight_of_model_if_doubled" in result.output
     (tmp_path / "regard-progress.json").unlink()
     shown = "".join(learn(tmp_path, "hunt").output.split())
-    puzzle = draw(seed=0, mistake=read_progress(tmp_path).puzzle)
+    puzzle = make_puzzle(read_progress(tmp_path).puzzle)
     assert max(puzzle.code.splitlines(), key=len).strip()[-12:].replace(" ", "") in shown
 
 
@@ -265,7 +256,7 @@ def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
     [
         ("torch.softmax(scores)", "torch.softmax(scores, dim=-1)"),
         ("scores @ scores[:3]", "line 30: weights = torch.softmax(scores, dim=-1)"),
-        ("W_q(x)", "self.W_q"),
+        ("W_q(x)", "a name has to be assigned or imported first"),
         ("scores if scores > 0 else x", "need one answer"),
     ],
 )
@@ -354,16 +345,3 @@ def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name: 
     said = CliRunner().invoke(app, ["explain-mistake", name, "--lesson", str(number)])
     assert said.exit_code == 0
     assert said.output == general.output
-
-
-@pytest.mark.at_length("test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request")
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("lesson", share(LESSONS[13:18], 3), ids=lambda lesson: lesson.noun)
-def test_every_named_mistake_says_where_to_read_about_it(tmp_path: Path, lesson: Lesson) -> None:
-    for mistake in usual_mistakes(lesson):
-        program = plain_solution(lesson.solution.replace(mistake.right, mistake.wrong))
-        (tmp_path / lesson.file).write_text(program, encoding="utf-8")
-        command = f"explain-mistake {mistake.name} --lesson {lesson.number}"
-        shown = learn(tmp_path, str(lesson.number), "--check").output
-        assert f"All about it:  regard {command}" in " ".join(shown.split("\n")), shown
-        assert mistake.name in CliRunner().invoke(app, command.split()).output

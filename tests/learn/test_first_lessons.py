@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.checker.catalogue import get_mistake
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.judgement import tasks_of
 from regard.learn.lesson import Outcome
-from regard.stages.example import WQ, X
 from tests.learn.in_process import judge_one, judged, outcomes_of_solution
 
 GOLDEN = {  # the weights of "model" on the running example
@@ -92,19 +90,6 @@ def test_other_tests_for_leaks_are_right_too(right: str, wrong: str, tmp_path: P
     outcome = outcomes(4, right, wrong, tmp_path)["finds_leak"]
     assert outcome.status == "done"
     assert ("compares bit for bit" in outcome.message) == (right == MOVED)
-
-
-def test_a_projection_for_queries_and_keys_makes_scores_symmetric_and_not_weights() -> None:
-    """As the catalogue says: only the sums by which softmax divides make the weights differ."""
-    said = get_mistake("one-projection")
-    assert "scores are symmetric" in said.effect
-    assert "the same score" in said.why
-    q = X @ WQ
-    scores = q @ q.mT
-    assert torch.equal(scores, scores.mT)
-    assert (scores.diagonal(dim1=-2, dim2=-1) >= 0).all()
-    weights = torch.softmax(scores, dim=-1)
-    assert not torch.allclose(weights, weights.mT, atol=1e-3)
 
 
 @pytest.mark.parametrize(

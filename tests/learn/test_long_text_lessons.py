@@ -173,16 +173,6 @@ BLOCKS = (
     ("number", "body", "instead"),
     [
         (13, ("    H, T, D", "def pool_heads"), HEADS),
-        (
-            13,
-            ("    H, T, D", "def pool_heads"),
-            HEADS.replace("s = (", "scores = (").replace("(s,", "(scores,"),
-        ),
-        (
-            13,
-            ("    H, T, D", "def pool_heads"),
-            HEADS.replace("h % G", "h // (H // G)").replace("dim=1)", "dim=0)"),
-        ),
         (17, ("    D = q.shape", "def selected_attention"), BLOCKS),
     ],
 )

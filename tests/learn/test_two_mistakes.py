@@ -36,19 +36,11 @@ CASES = (
     (
         1,
         0,
-        {SCORES: "s = x @ x.mT", WEIGHTS: "w = torch.softmax(s, dim=1); weights = w"},
-        "columns",
-        "dim=-1",
-    ),
-    (
-        1,
-        0,
         {SCORES: "s = x @ x.mT", WEIGHTS: "weights = torch.softmax(s, dim=-2)"},
         "",
         "torch.softmax(s, dim=-1)",
     ),
     (1, 0, {SCORES: LOOP.format("x.shape[-2]", "x.shape[-2] - 1")}, "the last column of your scores", SCORES),
-    (1, 0, {SCORES: LOOP.format("1, x.shape[-2]", "x.shape[-2]")}, "the first row of your scores", SCORES),
     (
         1,
         0,
@@ -75,13 +67,6 @@ CASES = (
         "",
     ),
     (4, 1, {CHANGED: "changed[:, t] = 0", MOVED: "(out_changed[:, t] != out[:, t]).any()"}, "accuses", MOVED),
-    (
-        4,
-        1,
-        {CHANGED: "changed[:, t] += 1", MOVED: "(out_changed[:, :t] - out[:, :t]).sum() > 1e-6"},
-        "misses",
-        MOVED,
-    ),
     (
         5,
         1,
@@ -119,16 +104,6 @@ CASES = (
     ),
     (2, 0, {"k.mT": "k.reshape(k.shape[0], k.shape[2], k.shape[1])"}, "reshaped, not transposed", "q @ k.mT"),
     (7, 1, {"math.sqrt(k.shape[-1])": "math.sqrt(context.shape[-1])"}, "by √d_context", "k.shape[-1]"),
-    (
-        5,
-        1,
-        {
-            "q, k, v = head.W_q(x), head.W_k(x)": "q, k, v = head.W_k(x), head.W_q(x)",
-            "torch.allclose(out, expected, atol=1e-6)": "(out - expected).max() <= 1e-6",
-        },
-        "It rejects every head",
-        "q, k, v = head.W_q(x), head.W_k(x), head.W_v(x)",
-    ),
     (7, 1, {"k, v = self.W_k(context), self.W_v(context)": "k, v = self.W_k(context)"}, "W_v", "k, v ="),
     (
         7,
@@ -174,7 +149,6 @@ CASES = (
         "divided by 8",
         "torch.softmax(scores, dim=-1)",
     ),
-    (4, 1, {MOVED: "not torch.allclose(out, out_changed)"}, "accuses", MOVED),
     (
         5,
         0,

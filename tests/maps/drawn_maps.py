@@ -53,9 +53,16 @@ def spans(draw: Any, n: int) -> Spans:
     return Spans([a for a, _ in pairs], [b for _, b in pairs])
 
 
-def cells(A: torch.Tensor, rows: Spans, cols: Spans) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean row mass and signed entry of largest magnitude of every cell, by the definition."""
-    parts = [[A[..., r.start : r.stop, c.start : c.stop] for c in cols] for r in rows]
+def cells(A: torch.Tensor, rows: int | Spans, cols: int | Spans) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean row mass and signed entry of largest magnitude of every cell, by the definition.
+
+    A number of cells is one of equal ones, whose edges are at floor(i · T / rows).
+    """
+    r_bounds, c_bounds = (
+        [(i * n // x, (i + 1) * n // x) for i in range(x)] if isinstance(x, int) else [span[:2] for span in x]
+        for x, n in zip((rows, cols), A.shape[-2:], strict=True)
+    )
+    parts = [[A[..., r:r_stop, c:c_stop] for c, c_stop in c_bounds] for r, r_stop in r_bounds]
     mass = [torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts]
     most = [torch.stack([_largest(x.flatten(-2)) for x in row], -1) for row in parts]
     return torch.stack(mass, -2), torch.stack(most, -2)
@@ -63,6 +70,21 @@ def cells(A: torch.Tensor, rows: Spans, cols: Spans) -> tuple[torch.Tensor, torc
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
     return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def check_index(m: Any, A: torch.Tensor, pick: Any) -> Any:
+    """Compare a part of a map with that of its dense matrix, and return both."""
+    index = []
+    for size in A.shape[: pick.draw(st.integers(1, 4))]:
+        start = pick.draw(st.integers(0, size - 1))
+        span = slice(start, pick.draw(st.integers(start + 1, size)))
+        index.append(pick.draw(st.sampled_from([start, start - size, span, slice(None)])))
+    part, dense = m[tuple(index)], A[tuple(index)]
+    names_row = len(index) > 2 and isinstance(index[2], int)
+    names_keys = len(index) > 3 and index[3] != slice(None)
+    assert isinstance(part, torch.Tensor) == (names_row or names_keys)
+    close(part if isinstance(part, torch.Tensor) else part.to_dense(), dense, 1e-11)
+    return part, dense
 
 
 def close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:

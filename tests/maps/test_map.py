@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import regard
 from tests import strategies, truth
-from tests.maps.drawn_maps import close, maps, small_tiles  # noqa: F401 (a fixture)
+from tests.maps.drawn_maps import cells, check_index, close, maps, small_tiles  # noqa: F401 (a fixture)
 from tests.sampling import share
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
@@ -26,16 +26,7 @@ def test_dense_and_lse_and_product(drawn: Any) -> None:
 @given(drawn=maps(), pick=st.data())
 def test_indexes_like_a_tensor(drawn: Any, pick: Any) -> None:
     m, A, _ = drawn
-    index = []
-    for size in A.shape[: pick.draw(st.integers(1, 4))]:
-        start = pick.draw(st.integers(0, size - 1))
-        span = slice(start, pick.draw(st.integers(start + 1, size)))
-        index.append(pick.draw(st.sampled_from([start, start - size, span, slice(None)])))
-    part = m[tuple(index)]
-    close(part.to_dense() if isinstance(part, regard.AttentionMap) else part, A[tuple(index)])
-    names_row = len(index) > 2 and isinstance(index[2], int)
-    names_keys = len(index) > 3 and index[3] != slice(None)
-    assert isinstance(part, torch.Tensor) == (names_row or names_keys)
+    check_index(m, A, pick)
 
 
 @pytest.mark.parametrize(
@@ -112,29 +103,6 @@ def test_topk(drawn: Any, n: int) -> None:
     assert torch.allclose(A.gather(-1, indices.clamp(min=0))[seen], values[seen], atol=1e-12)
 
 
-def _pooled(A: torch.Tensor, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """By the definition: edges at floor(i·T/rows)."""
-    T, S = A.shape[-2:]
-    r, c = [i * T // rows for i in range(rows + 1)], [j * S // cols for j in range(cols + 1)]
-    cells = [[A[..., r[i] : r[i + 1], c[j] : c[j + 1]] for j in range(cols)] for i in range(rows)]
-    mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells], -2)
-    most = torch.stack([torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells], -2)
-    return mass, most
-
-
-@given(drawn=maps(20), pick=st.data())
-def test_pool_is_exact_at_any_resolution(drawn: Any, pick: Any) -> None:
-    m, A, _ = drawn
-    rows, cols = (pick.draw(st.integers(1, size)) for size in A.shape[-2:])
-    mass, most = _pooled(A, rows, cols)
-    both = m.pool(rows, cols, "both")
-    close(both.mass, mass)
-    close(both.max, most)
-    close(m.pool(rows, cols), mass)
-    close(m.pool(rows, cols, "max"), most)
-    close(m[0, 0].pool(rows, cols), mass[0, 0])
-
-
 @given(drawn=maps(20), pick=st.data())
 def test_pool_of_a_region(drawn: Any, pick: Any) -> None:
     m, A, _ = drawn
@@ -142,7 +110,7 @@ def test_pool_of_a_region(drawn: Any, pick: Any) -> None:
     stops = [pick.draw(st.integers(a + 1, n)) for a, n in zip(starts, A.shape[-2:], strict=True)]
     region = tuple(slice(a, b) for a, b in zip(starts, stops, strict=True))
     rows, cols = (pick.draw(st.integers(1, b - a)) for a, b in zip(starts, stops, strict=True))
-    mass, most = _pooled(A[..., region[0], region[1]], rows, cols)
+    mass, most = cells(A[..., region[0], region[1]], rows, cols)
     both = m.pool(rows, cols, "both", region=region)
     close(both.mass, mass)
     close(both.max, most)
@@ -159,9 +127,9 @@ def test_a_summary_is_overviews_and_statistics_in_one(drawn: Any, pick: Any) -> 
     back = torch.arange(T, dtype=A.dtype)[:, None] + S - T - torch.arange(S, dtype=A.dtype)
     for part, rows in ((m, slice(0, T)), (m[:, :, a:], slice(a, T))):
         A_part = A[:, :, rows]
-        cells = pick.draw(st.integers(1, A_part.shape[-2])), pick.draw(st.integers(1, S))
-        found = part.summary(*cells)
-        mass, most = _pooled(A_part, *cells)
+        counts = pick.draw(st.integers(1, A_part.shape[-2])), pick.draw(st.integers(1, S))
+        found = part.summary(*counts)
+        mass, most = cells(A_part, *counts)
         close(found.mass, mass)
         close(found.max, most)
         close(found.entropy, torch.special.entr(A_part).sum(-1))
@@ -176,7 +144,7 @@ def test_one_head_is_shared_out_among_threads() -> None:
     torch.set_num_threads(3)
     try:
         for size in (2, 9, 43):
-            mass, most = _pooled(m.to_dense(), size, size)
+            mass, most = cells(m.to_dense(), size, size)
             both = m.pool(size, size, "both")
             close(both.mass, mass)
             close(both.max, most)
@@ -200,11 +168,11 @@ def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, s
     # softmax over one key hides that by luck.
     unit = torch.finfo(torch.float32).eps * (1 + scores.abs().max().item())
     assert truth.error(m.to_dense(), right) <= 2 * (truth.error(theirs, right) + unit)
-    cells = max(1, n.T // 2), max(1, n.S // 2)
-    mass, most = _pooled(right, *cells)
-    their_mass, their_most = _pooled(theirs.float(), *cells)
-    assert truth.error(m.pool(*cells), mass) <= 2 * (truth.error(their_mass, mass) + unit)
-    assert truth.error(m.pool(*cells, "max"), most) <= 2 * (truth.error(their_most, most) + unit)
+    counts = max(1, n.T // 2), max(1, n.S // 2)
+    mass, most = cells(right, *counts)
+    their_mass, their_most = cells(theirs.float(), *counts)
+    assert truth.error(m.pool(*counts), mass) <= 2 * (truth.error(their_mass, mass) + unit)
+    assert truth.error(m.pool(*counts, "max"), most) <= 2 * (truth.error(their_most, most) + unit)
 
 
 def test_nan_in_keys_that_nobody_sees() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import regard
 from regard.maps import DifferenceMap, SignedMap, WeightedMap
 from tests import strategies, truth
-from tests.maps.drawn_maps import cells, close, maps, small_tiles, spans  # noqa: F401 (a fixture)
+from tests.maps.drawn_maps import cells, check_index, close, maps, small_tiles, spans  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -127,19 +127,9 @@ def test_the_maximum_of_a_cell_keeps_its_sign() -> None:
 
 @given(drawn=signed_maps(), pick=st.data())
 def test_a_signed_map_indexes_like_a_tensor(drawn: Any, pick: Any) -> None:
-    m, A = drawn
-    index = []
-    for size in A.shape[: pick.draw(st.integers(1, 4))]:
-        start = pick.draw(st.integers(0, size - 1))
-        span = slice(start, pick.draw(st.integers(start + 1, size)))
-        index.append(pick.draw(st.sampled_from([start, start - size, span, slice(None)])))
-    part = m[tuple(index)]
-    names_row = len(index) > 2 and isinstance(index[2], int)
-    names_keys = len(index) > 3 and index[3] != slice(None)
-    assert isinstance(part, torch.Tensor) == (names_row or names_keys)
-    close(part if isinstance(part, torch.Tensor) else part.to_dense(), A[tuple(index)], 1e-11)
+    part, dense = check_index(*drawn, pick)
     if isinstance(part, SignedMap):
-        close(part.received(), A[tuple(index)].sum(-2), 1e-11)
+        close(part.received(), dense.sum(-2), 1e-11)
 
 
 def test_a_signed_map_stands_for_its_tensor_and_describes_itself() -> None:

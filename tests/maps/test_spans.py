@@ -60,19 +60,17 @@ def test_bad_spans_say_what_was_expected(make: Any, says: str) -> None:
 
 
 @given(drawn=maps(20), pick=st.data())
-def test_pool_over_any_spans(drawn: Any, pick: Any) -> None:
+def test_pool_over_any_spans_and_at_any_resolution(drawn: Any, pick: Any) -> None:
     m, A, _ = drawn
-    rows, cols = (pick.draw(spans(n)) for n in A.shape[-2:])
+    rows, cols = (pick.draw(st.one_of(spans(n), st.integers(1, n))) for n in A.shape[-2:])
     mass, most = cells(A, rows, cols)
     both = m.pool(rows, cols, "both")
     close(both.mass, mass)
     close(both.max, most)
+    close(m.pool(rows, cols), mass)
     close(m[0, 0].pool(rows, cols, "max"), most[0, 0])
-    edges = [rows.starts[0], *rows.stops] if rows.starts[1:] == rows.stops[:-1] else rows
-    close(
-        m.pool(edges, torch.tensor(range(A.shape[-1] + 1))),
-        cells(A, rows, Spans.from_edges(range(A.shape[-1] + 1)))[0],
-    )
+    every_key = Spans.from_edges(range(A.shape[-1] + 1))
+    close(m.pool([0, A.shape[-2]], torch.tensor(range(A.shape[-1] + 1))), cells(A, 1, every_key)[0])
 
 
 @given(drawn=maps(20), pick=st.data())

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 import regard
-from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan
+from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan, Pictures
 from regard.pictures.picture import MAX_SIDE, Normalisation, display_pixels
 from regard.recorder import Capture
 from regard.support.png import SIGNATURE, decode_png, encode_png
@@ -51,6 +51,19 @@ def seen_by(model: nn.Module, **inputs: Any) -> Capture:
     return regard.capture(model, inputs=inputs)
 
 
+def layout_of(seen: Capture, key: int | str, entry: int = 0) -> PatchLayout:
+    """The layout of a layer's keys, which is known."""
+    assert seen.pictures is not None
+    layout = seen.pictures.layout(key, "keys", entry)
+    assert layout is not None
+    return layout
+
+
+def pictures_of(seen: Capture) -> Pictures:
+    assert seen.pictures is not None
+    return seen.pictures
+
+
 TOWERS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "ViT": ("ViT", WIDE, ["CLS"]),
     "DINOv2 with registers": (
@@ -69,10 +82,7 @@ def test_a_tower_shows_its_patches_and_names_what_stands_before_them(family: str
     name, settings, prefix = TOWERS[family]
     photo = a_photo()
     seen = seen_by(build(name, **settings), pixel_values=normalised(photo)[None])
-    pictures = seen.pictures
-    assert pictures is not None
-    layout = pictures.layout(0, "keys")
-    assert layout is not None
+    layout, pictures = layout_of(seen, 0), pictures_of(seen)
     names = [layout.name(token) for token in range(seen[0].shape[-1])]
     assert names == [*prefix, *(f"row {row}, column {col}" for row in (1, 2, 3) for col in (1, 2, 3))]
     assert seen.ids_of(seen.layers[0]) is None
@@ -84,11 +94,7 @@ def test_swins_windows_are_parts_of_the_picture() -> None:
     settings = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2], "num_heads": [2]}
     model = build("Swin", **settings, window_size=4)
     seen = seen_by(model, pixel_values=torch.randn(1, 3, 32, 32))
-    assert seen.pictures is not None
-    plain, shifted = (
-        [seen.pictures.layout(key, "keys", window).spans[0].places for window in range(4)]  # type: ignore[union-attr]
-        for key in (0, 1)
-    )
+    plain, shifted = ([layout_of(seen, key, window).spans[0].places for window in range(4)] for key in (0, 1))
     assert plain[0] == (0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
     assert plain[3][0] == 36
     assert shifted[0][0] == 2 * 8 + 2
@@ -103,15 +109,13 @@ def test_a_grid_is_found_for_other_sizes_of_picture_and_each_of_a_batch() -> Non
     seen = regard.capture(
         model, inputs={"pixel_values": normalised(photos), "interpolate_pos_encoding": True}
     )
-    assert seen.pictures is not None
+    pictures = pictures_of(seen)
     for entry, photo in enumerate(photos):
-        layout = seen.pictures.layout(0, "keys", entry)
-        assert layout is not None
-        assert layout.spans[0][:4] == (entry, 1, 5, 3)
-        shown = seen.pictures[entry].pixels.permute(2, 0, 1) / 255
+        assert layout_of(seen, 0, entry).spans[0][:4] == (entry, 1, 5, 3)
+        shown = pictures[entry].pixels.permute(2, 0, 1) / 255
         torch.testing.assert_close(shown, photo, atol=0.5 / 255, rtol=0)
-    assert "0.5" in seen.pictures.about
-    assert "ViT" in seen.pictures.about
+    assert "0.5" in pictures.about
+    assert "ViT" in pictures.about
 
 
 LANGUAGE: dict[str, Any] = {
@@ -123,6 +127,7 @@ LANGUAGE: dict[str, Any] = {
     "vocab_size": 60,
 }
 IMAGE = 50  # the id of an image token
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 def llava() -> Any:
@@ -154,10 +159,7 @@ def test_image_tokens_of_a_text_are_patches(model: Callable[[], Any], before: in
     if model is paligemma:
         inputs["token_type_ids"] = torch.zeros_like(ids)
     seen = regard.capture(model(), inputs=inputs)
-    pictures = seen.pictures
-    assert pictures is not None
-    layout = pictures.layout("language_model.0", "keys")
-    assert layout is not None
+    layout, pictures = layout_of(seen, "language_model.0"), pictures_of(seen)
     assert [layout.name(token) for token in range(ids.shape[1])] == [
         *[None] * before,
         *(f"row {row}, column {col}" for row in (1, 2, 3) for col in (1, 2, 3)),
@@ -174,9 +176,7 @@ def test_two_pictures_of_one_text_are_told_apart() -> None:
     ids = torch.tensor([[1, *[IMAGE] * 9, 2, *[IMAGE] * 9, 3]])
     pixels = normalised(torch.stack([a_photo(), a_photo(seed=1)]))
     seen = regard.capture(llava(), inputs={"pixel_values": pixels, "input_ids": ids})
-    assert seen.pictures is not None
-    layout = seen.pictures.layout("language_model.0", "keys")
-    assert layout is not None
+    layout = layout_of(seen, "language_model.0")
     assert [(span.picture, span.first) for span in layout.spans] == [(0, 1), (1, 11)]
     assert layout.name(11) == "picture 2, row 1, column 1"
 
@@ -195,18 +195,16 @@ def test_qwen2_vl_puts_its_patches_together_to_the_picture_that_was_cut() -> Non
     )
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     photo = a_photo(16, 24)
-    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (_clip_mean(), _clip_std()))
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (CLIP_MEAN, CLIP_STD))
     # As the processor cuts it: squares of 2 × 2 patches follow each other, each patch in two frames.
     cut = ((photo - mean) / std).view(3, 2, 2, 4, 3, 2, 4).permute(1, 4, 2, 5, 0, 3, 6)
     pixels = cut[..., None, :, :].expand(*cut.shape[:5], 2, 4, 4).reshape(24, -1)
     ids = torch.tensor([[1, 51, *[IMAGE] * 6, 52, 4]])
     inputs = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 6]])}
     seen = regard.capture(model, inputs=inputs | {"mm_token_type_ids": (ids == IMAGE).long()})
-    assert seen.pictures is not None
-    torch.testing.assert_close(seen.pictures[0].pixels.permute(2, 0, 1) / 255, photo, atol=0.6 / 255, rtol=0)
-    tower, text = (seen.pictures.layout(key, "keys") for key in ("visual.0", "language_model.0"))
-    assert tower is not None
-    assert text is not None
+    shown = pictures_of(seen)[0].pixels.permute(2, 0, 1) / 255
+    torch.testing.assert_close(shown, photo, atol=0.6 / 255, rtol=0)
+    tower, text = (layout_of(seen, key) for key in ("visual.0", "language_model.0"))
     assert [tower.name(token) for token in (0, 1, 2, 4)] == [
         "row 1, column 1",
         "row 1, column 2",
@@ -214,14 +212,6 @@ def test_qwen2_vl_puts_its_patches_together_to_the_picture_that_was_cut() -> Non
         "row 1, column 3",
     ]
     assert text.spans[0][:4] == (0, 2, 2, 3)
-
-
-def _clip_mean() -> tuple[float, ...]:
-    return (0.48145466, 0.4578275, 0.40821073)
-
-
-def _clip_std() -> tuple[float, ...]:
-    return (0.26862954, 0.26130258, 0.27577711)
 
 
 class OwnVision(nn.Module):
@@ -241,11 +231,9 @@ def test_an_own_module_is_told_its_patches_and_its_picture() -> None:
     photo = a_photo(8, 12)
     patches = regard.pictures.Patches(rows=2, cols=3, prefix=["CLS"], picture=photo)
     seen = regard.capture(OwnVision().eval(), inputs=(torch.randn(1, 6, 12),), patches=patches)
-    assert seen.pictures is not None
-    layout = seen.pictures.layout(0, "keys")
-    assert layout is not None
+    layout = layout_of(seen, 0)
     assert [layout.name(token) for token in (0, 1, 6)] == ["CLS", "row 1, column 1", "row 2, column 3"]
-    assert "as the model read them" in seen.pictures.about
+    assert "as the model read them" in pictures_of(seen).about
     other = regard.pictures.Patches(rows=3, cols=3, prefix=["CLS"], picture=photo)
     assert regard.capture(OwnVision(), inputs=(torch.randn(1, 6, 12),), patches=other).pictures is None
 
@@ -310,14 +298,9 @@ def test_pictures_are_saved_and_a_folder_that_says_something_wrong_of_them_is_re
     assert len(list(tmp_path.glob("picture-*.png"))) == 1
     back = regard.load(tmp_path)
     assert isinstance(back, Capture)
-    assert back.pictures is not None
-    assert seen.pictures is not None
-    assert torch.equal(back.pictures[0].pixels, seen.pictures[0].pixels)
-    assert (back.pictures.layouts, back.pictures.axes, back.pictures.about) == (
-        seen.pictures.layouts,
-        seen.pictures.axes,
-        seen.pictures.about,
-    )
+    there, here = pictures_of(back), pictures_of(seen)
+    assert torch.equal(there[0].pixels, here[0].pixels)
+    assert (there.layouts, there.axes, there.about) == (here.layouts, here.axes, here.about)
     index = tmp_path / "capture.json"
     good = index.read_text("utf-8")
     changes: list[tuple[str, Any]] = [
@@ -372,13 +355,10 @@ def test_the_digits_model_names_digits_and_its_cls_attends_to_them() -> None:
     patches = regard.pictures.Patches(mean=digits_vit.MEAN, std=digits_vit.STD)
     seen = regard.capture(model, inputs={"pixel_values": pixels}, patches=patches, verify=True)
     assert seen.certificate.certified
-    assert seen.pictures is not None
-    assert len(seen.pictures) == 64
+    assert len(pictures_of(seen)) == 64
     # CLS attends to the patches that the digit covers more than to as many of the others.
     ink = torch.nn.functional.avg_pool2d(pixels, 4).flatten(1)  # (64, 64)
-    layout = seen.pictures.layout(1, "keys")
-    assert layout is not None
-    first = layout.spans[0].first
+    first = layout_of(seen, 1).spans[0].first
     on_patches = torch.stack(
         [seen[1][:, head].to_dense()[:, 0, first:] for head in range(4)], 1
     )  # (64, 4, 64)

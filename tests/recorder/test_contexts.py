@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import copy
 import dataclasses
@@ -9,7 +10,7 @@ import gc
 import json
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.recorder.certificates.certificate import sampled_rows
-from tests.attack.capture import MODELS, Encoder, llama
 from tests.patience import HANGING
+from tests.recorder.small_models import MODELS, Encoder, llama, state
 from tests.sampling import combine, share
 
 
@@ -47,6 +48,57 @@ def test_another_thread_is_not_heard(name: str) -> None:
     assert not seen.passes
     assert not seen.missing
     assert seen.certificate.certified
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_captures_at_once_in_threads_and_tasks_hold_their_own_texts(name: str) -> None:
+    model, texts = MODELS[name]().eval(), [random_ids(T) for T in (4, 7, 9)]
+    before, alone = state(model), [regard.capture(model, inputs=(ids,)) for ids in texts]
+    start = threading.Barrier(len(texts))
+
+    def capture_thrice(ids: Tensor) -> list[regard.Capture]:
+        start.wait(HANGING)
+        return [regard.capture(model, inputs=(ids,)) for _ in range(3)]
+
+    async def capture_in_turn(ids: Tensor) -> list[regard.Capture]:
+        with regard.capture(model) as seen:
+            await asyncio.sleep(0)
+            model(ids)
+            await asyncio.sleep(0)
+        return [seen]
+
+    async def together() -> list[list[regard.Capture]]:
+        return await asyncio.gather(*map(capture_in_turn, texts))
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        found = list(pool.map(capture_thrice, texts))
+    for captures in (found, asyncio.run(together())):
+        for ids, expected, several in zip(texts, alone, captures, strict=True):
+            for seen in several:
+                assert torch.equal(seen.ids, ids)
+                assert seen.certificate.certified
+                assert not seen.passes
+                for m, own in zip(seen, expected, strict=True):
+                    torch.testing.assert_close(m.to_dense(), own.to_dense(), rtol=0, atol=1e-5)
+    assert state(model) == before
+
+
+def test_a_generator_that_is_given_up_in_another_thread_leaves_no_capture_behind() -> None:
+    model, ids = llama("sdpa").eval(), random_ids()
+    before = state(model)
+
+    def capturing() -> Iterator[None]:
+        with regard.capture(model):
+            model(random_ids(4))
+            yield
+
+    given_up = capturing()
+    next(given_up)
+    assert torch.equal(regard.capture(model, inputs=(ids,)).ids, ids)
+    in_thread(given_up.close)
+    assert regard.capture(model, inputs=(ids,)).certificate.certified
+    assert state(model) == before
 
 
 @torch.no_grad()

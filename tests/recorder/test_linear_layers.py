@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import regard
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.certificates import linear_certificate
+from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.certificates.linear_certificate import examine_linear
 
 
@@ -151,20 +152,54 @@ FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+class DeltaCase:
+    """A call of the gated delta rule in float32: what makes its map, and its values, output and state.
+
+    `inputs` are rounded from tensors of `dtype`, and `decay` says how fast the layer forgets.
+    """
+
+    def __init__(
+        self, T: int = 50, decay: float = 1.0, dtype: torch.dtype = torch.float32, normed: bool = True
+    ) -> None:
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(1, T, 2, 8, dtype=dtype) for _ in range(3))
+        g, beta = -decay * torch.rand(1, T, 2), torch.rand(1, T, 2)
+        output, self.state = chunk_gated_delta_rule(
+            q.float(), k.float(), v.float(), g, beta, use_qk_l2norm_in_kernel=normed
+        )
+        tensors = {"q": q, "k": k, "decay": g, "beta": beta}
+        self.inputs: dict[str, Any] = {name: x.transpose(1, 2) for name, x in tensors.items()}
+        self.inputs |= {"delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6 if normed else None}
+        self.values, self.output = v.transpose(1, 2), output.to(dtype).transpose(1, 2)
+
+    def examine(self, **states: Tensor) -> Evidence:
+        m = regard.maps.linear_attention_map(**self.inputs)
+        return examine_linear(m, self.values, self.output, **states)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_not_certified(fault: str) -> None:
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 50, 2, 8) for _ in range(3))
-    g, beta = -torch.rand(1, 50, 2), torch.rand(1, 50, 2)
-    output, state = (x.detach() for x in chunk_gated_delta_rule(q, k, v, g, beta))
-    inputs: dict[str, Any] = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "decay": g.transpose(1, 2)}
-    inputs |= {"beta": beta.transpose(1, 2), "delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6}
-    values, output = v.transpose(1, 2), output.transpose(1, 2)
-    right = examine_linear(regard.maps.linear_attention_map(**inputs), values, output, final_state=state)
+    case = DeltaCase()
+    right = case.examine(final_state=case.state)
     assert right.certified, right
-    FAULTS[fault](inputs)
-    wrong = examine_linear(regard.maps.linear_attention_map(**inputs), values, output)
+    FAULTS[fault](case.inputs)
+    wrong = case.examine()
     assert not wrong.certified, wrong
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"T": 100, "decay": 200.0, "normed": False}, {"dtype": torch.float64}],
+    ids=["fast", "float64"],
+)
+@pytest.mark.parametrize("fault", ["beta", "scale"])
+def test_a_fault_shows_however_fast_a_layer_forgets_and_in_inputs_of_float64(
+    fault: str, options: dict[str, Any]
+) -> None:
+    case = DeltaCase(**options)
+    assert case.examine().certified
+    case.inputs[fault] = case.inputs[fault] * (1 + 2e-4)
+    assert not case.examine().certified
 
 
 def test_a_wrong_state_or_output_is_not_certified() -> None:
@@ -179,20 +214,6 @@ def test_a_wrong_state_or_output_is_not_certified() -> None:
     assert not examine_linear(m, v, output, final_state=torch.randn(1, 2, 8, 8)).certified
     assert not examine_linear(m, v, output, initial_state=torch.randn(1, 2, 8, 8)).certified
     assert not examine_linear(m, v, output * torch.nan).certified
-
-
-@pytest.mark.parametrize("fault", ["beta", "scale"])
-def test_a_fault_shows_however_fast_a_layer_forgets(fault: str) -> None:
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 100, 2, 8) for _ in range(3))
-    g, beta = -200 * torch.rand(1, 100, 2), torch.rand(1, 100, 2)
-    output, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=False)
-    inputs: dict[str, Any] = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "decay": g.transpose(1, 2)}
-    inputs |= {"beta": beta.transpose(1, 2), "delta_rule": True, "scale": 8**-0.5}
-    values, output = v.transpose(1, 2), output.transpose(1, 2)
-    assert examine_linear(regard.maps.linear_attention_map(**inputs), values, output).certified
-    inputs[fault] = inputs[fault] * (1 + 2e-4)
-    assert not examine_linear(regard.maps.linear_attention_map(**inputs), values, output).certified
 
 
 def test_every_head_counts_and_none_behind_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,18 +269,3 @@ def test_a_step_in_half_precision_is_certified_and_a_wrong_state_is_not(dtype: t
     for wrong in (1.1 * after, after.flip(2), after.flip(1)):
         assert not examine_linear(m, v, output, initial_state=state, final_state=wrong).certified
     assert not examine_linear(m, v, output, initial_state=0.9 * state, final_state=after).certified
-
-
-def test_a_layer_that_computes_in_float32_is_certified_with_inputs_in_float64() -> None:
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 50, 2, 8, dtype=torch.float64) for _ in range(3))
-    g, beta = -torch.rand(1, 50, 2), torch.rand(1, 50, 2)
-    output, _ = chunk_gated_delta_rule(q.float(), k.float(), v.float(), g, beta)
-    options: dict[str, Any] = {"delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6}
-    q, k, v, g, beta = (x.transpose(1, 2) for x in (q, k, v, g, beta))
-    right, wrong = (
-        regard.maps.linear_attention_map(q, k, decay=g, beta=x, **options) for x in (beta, 1.0002 * beta)
-    )
-    output = output.double().transpose(1, 2)
-    assert examine_linear(right, v, output).certified
-    assert not examine_linear(wrong, v, output).certified

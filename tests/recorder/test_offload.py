@@ -8,17 +8,14 @@ import pytest
 import torch
 
 import regard
+from tests.recorder.small_llama import small_llama
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-
 
 def test_layers_offloaded_to_disk_are_captured_and_certified(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    whole = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS)).eval()
+    whole = small_llama(num_hidden_layers=4)
     ids = torch.randint(0, 64, (1, 40))
     expected = regard.capture(whole, inputs={"input_ids": ids})
     whole.save_pretrained(tmp_path / "model")

@@ -11,6 +11,9 @@ from regard.attention.backends.triton import launch
 from regard.attention.backends.triton.cells import SquareCells
 from regard.gpt import GPT, Config
 from regard.maps.tile_passes import kept_overview
+from tests.recorder.small_llama import small_llama
+
+pytest.importorskip("transformers")
 
 T = 75
 CELLS = [*range(0, T, 16), T]
@@ -57,14 +60,6 @@ class Block(nn.Module):
         return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
-def llama(attention="sdpa"):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(**sizes, attn_implementation=attention)
-    return transformers.LlamaForCausalLM(config).eval()
-
-
 def ids():
     return torch.randint(0, 32, (1, T))
 
@@ -72,8 +67,8 @@ def ids():
 MODELS = {
     "GPT": lambda: (gpt(), (ids(),)),
     "SDPA": lambda: (nn.Sequential(Block(), Block()).eval(), (torch.randn(1, T, 8),)),
-    "Llama": lambda: (llama(), (ids(),)),
-    "Llama with Regard's attention": lambda: (llama("regard"), (ids(),)),
+    "Llama": lambda: (small_llama(), (ids(),)),
+    "Llama with Regard's attention": lambda: (small_llama("regard"), (ids(),)),
 }
 
 

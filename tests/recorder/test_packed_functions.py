@@ -5,25 +5,21 @@ import torch
 
 import regard
 from tests.recorder.packed_function import packed_attention, unpacked_attention
+from tests.recorder.small_llama import small_llama
 
 transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
 def model():
-    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register("packed", packed_attention)
     AttentionInterface.register("unpacked", unpacked_attention)
     for name in ("packed", "unpacked"):
         AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
-    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
-    model = LlamaForCausalLM(config).eval()
-    model.set_attn_implementation("packed")
-    yield model
+    yield small_llama("packed")
     for name in ("packed", "unpacked"):
         AttentionInterface._global_mapping.pop(name)
         AttentionMaskInterface._global_mapping.pop(name)

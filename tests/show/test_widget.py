@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -135,3 +137,13 @@ def test_a_selection_that_does_not_exist_is_refused(
     assert (cell.widget.head, cell.widget.cell, cell.widget.text) == before
     with pytest.raises(Empty):
         cell.comm.sent.get(block=False)
+
+
+@pytest.mark.at_length("test_numbers_come_through_the_comm")
+def test_answers_need_no_web_server() -> None:
+    """A widget answers where the extra `app` is not installed."""
+    program = (
+        "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None; "
+        "import regard.show.server.answers"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 import pytest
@@ -52,29 +51,6 @@ BOUNDED = ("CausalSelfAttention", "Head", "LearnedPositions")
 
 def output(result: Tensor | tuple[Tensor, object]) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
-
-
-@pytest.mark.parametrize(
-    ("layer", "signature"),
-    [
-        (UnscaledSelfAttention, {"d_model": ..., "head_dim": None}),
-        (SelfAttention, {"d_model": ..., "head_dim": None}),
-        (CausalSelfAttention, {"d_model": ..., "max_seq_len": ..., "head_dim": None}),
-        (Head, {"d_model": ..., "head_dim": ..., "max_seq_len": ..., "dropout": 0.1}),
-        (SeparateHeads, {"d_model": ..., "d_out": ..., "num_heads": ..., "dropout": 0.1}),
-        (MultiHeadAttention, {"d_model": ..., "d_out": ..., "num_heads": ..., "dropout": 0.1}),
-        (ProjectedMultiHeadAttention, {"d_model": ..., "num_heads": ..., "dropout": 0.1}),
-        (CrossAttention, {"d_model": ..., "d_context": None}),
-        (PositionalAttention, {"d_model": ..., "num_heads": ..., "positions": "rotary", "dropout": 0.1}),
-        (CachedMultiHeadAttention, {"d_model": ..., "num_heads": ..., "dropout": 0.1}),
-        (TransformerBlock, {"d_model": ..., "num_heads": ..., "dropout": 0.1}),
-    ],
-)
-def test_signatures(layer: type[nn.Module], signature: dict[str, object]) -> None:
-    parameters = inspect.signature(layer).parameters
-    assert list(parameters) == list(signature)
-    for name, default in signature.items():
-        assert parameters[name].default == (inspect.Parameter.empty if default is ... else default)
 
 
 THREE = {"W_q", "W_k", "W_v"}
@@ -129,8 +105,6 @@ def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
     ("mask", "message"),
     [
         (torch.ones(6, 6), "only 0 and 1"),
-        (torch.ones(6, 6, dtype=torch.long), "int64"),
-        (torch.ones(5, 5, dtype=torch.bool), "mask"),
         (torch.ones(3, 6, 6, dtype=torch.bool), "mask"),
     ],
 )
@@ -153,12 +127,6 @@ def test_dropout_acts_on_the_weights_in_training_only() -> None:
     assert torch.equal(multi.eval()(x), multi(x))
 
 
-def test_naive_masking_is_nan_where_the_past_underflows() -> None:
-    scores = torch.tensor([[0.0, 200.0], [0.0, 0.0]])
-    assert naive_masking(scores, regard.causal_mask(2))[0].isnan().all()
-    assert efficient_masking(scores, regard.causal_mask(2)).tolist() == [[1.0, 0.0], [0.5, 0.5]]
-
-
 def test_efficient_masking_of_a_row_that_may_look_at_nothing_is_zero() -> None:
     assert efficient_masking(torch.randn(1, 3), torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[0, 0, 0]]
 
@@ -171,14 +139,6 @@ def test_maskings_refuse_bad_masks(masking: Callable[[Tensor, Tensor], Tensor]) 
         masking(torch.randn(2, 2), regard.causal_mask(3))
     with pytest.raises(ValueError, match=r"scores: expected a float tensor, got torch.int64"):
         masking(torch.ones(2, 2, dtype=torch.long), regard.causal_mask(2))
-
-
-def test_check_against_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    before = torch.get_rng_state()
-    difference = check_against_pytorch()
-    assert 0 <= difference.mean <= difference.largest <= 1e-6
-    assert f"largest difference {difference.largest:.1e}" in capsys.readouterr().out
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_check_against_pytorch_notices_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,23 +175,14 @@ def test_a_sequence_over_the_maximum(name: str) -> None:
     [
         (lambda: MultiHeadAttention(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
         (lambda: ProjectedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
-        (lambda: SeparateHeads(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
         (lambda: MultiHeadAttention(3, 4, 0), "num_heads: expected a whole number of at least 1, got 0"),
         (lambda: MultiHeadAttention(3, 4, 2, dropout=1.5), "dropout: expected a probability.*got 1.5"),
-        (lambda: Head(8, 4, 6, dropout=-0.1), "dropout: expected a probability.*got -0.1"),
-        (lambda: Head(8, 0, 6), "head_dim: expected .* got 0"),
         (lambda: CausalSelfAttention(8, -1), "max_seq_len: expected .* got -1"),
         (lambda: SelfAttention(2.5), "d_model: expected .* got 2.5"),
         (lambda: SelfAttention(8, head_dim=0), "head_dim: expected .* got 0"),
-        (lambda: UnscaledSelfAttention(8, head_dim=0), "head_dim: expected .* got 0"),
-        (lambda: LearnedPositions(8, 0), "max_seq_len: expected .* got 0"),
         (lambda: PositionalAttention(8, 2, "sinus"), 'positions: expected "rotary", "alibi" or None.*sinus'),
         (lambda: PositionalAttention(6, 2), "d_model // num_heads: expected an even width.*got 3"),
-        (lambda: CachedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
-        (lambda: TransformerBlock(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
         (lambda: SmallGPT(16, 8, 8, 3, 1), r"num_heads: expected .* divides d_model = 8, got 3"),
-        (lambda: SmallGPT(16, 8, 8, 2, 0), "num_layers: expected .* got 0"),
-        (lambda: SmallGPT(16, 8, 8, 2, 1, dropout=2), "dropout: expected a probability.*got 2"),
         (lambda: rotate(torch.randn(4, 3)), "x: expected an even width.*got 3"),
         (lambda: alibi_bias(0, 4), "num_heads: expected .* got 0"),
         (lambda: CrossAttention(8, d_context=0), "d_context: expected .* got 0"),
@@ -270,9 +221,7 @@ def test_a_cache_of_another_layer_is_refused(cache: object, message: str) -> Non
     ("ids", "message"),
     [
         (torch.randn(2, 3), r"ids: expected token ids .* got \(2, 3\) torch.float32"),
-        ([1, 2], "ids: expected token ids .* got list"),
         (torch.tensor([[0, 16]]), "ids: expected from 0 to 15, got from 0 to 16"),
-        (torch.tensor([[-1, 3]]), "ids: expected from 0 to 15, got from -1 to 3"),
         (torch.zeros(1, 9, dtype=torch.long), "ids: expected a length of at most 8.*got 9"),
     ],
 )

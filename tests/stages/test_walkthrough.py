@@ -1,10 +1,6 @@
-"""`python -m regard.stages` and `python -m regard.attention`: what they print, and what they write."""
+"""`regard stages`: what it prints. `tests/cli/test_cli.py` has what it writes."""
 
 from __future__ import annotations
-
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -47,13 +43,3 @@ def test_the_walk_shows_every_stage_with_its_numbers(capsys: pytest.CaptureFixtu
         assert text in out
     assert "\x1b" not in out  # plain text where there is no terminal
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_walk_saves_the_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = "[bold]out.png"  # which is a name, and no markup
-    monkeypatch.setattr(sys, "argv", ["regard.stages", "--save", str(tmp_path / name)])
-    runpy.run_module("regard.stages", run_name="__main__")
-    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert str(tmp_path / name) in capsys.readouterr().out

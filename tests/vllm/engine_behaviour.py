@@ -6,11 +6,12 @@ Run by `make test-vllm`, in an environment that has vLLM.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 from vllm import SamplingParams
 
 import regard
@@ -19,16 +20,23 @@ from tests.vllm.engine import captured, engine, generate, prompt
 from tests.vllm.tiny_models import HEAD_WIDTH, WINDOW, save_model
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of the models, by family."""
-    return {family: tmp_path_factory.mktemp(family) for family in ("llama", "gemma2", "gpt_oss", "mistral")}
+class SavedModel(NamedTuple):
+    """A model in a folder, and the same model in Transformers."""
+
+    folder: Path
+    reference: torch.nn.Module
+
+
+Models = dict[str, SavedModel]
 
 
 @pytest.fixture(scope="module")
-def reference(folders: dict[str, Path]) -> dict[str, torch.nn.Module]:
-    """The same models in Transformers."""
-    return {family: save_model(family, folder) for family, folder in folders.items()}
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """The models, by family."""
+    folders = {
+        family: tmp_path_factory.mktemp(family) for family in ("llama", "gemma2", "gpt_oss", "mistral")
+    }
+    return {family: SavedModel(folder, save_model(family, folder)) for family, folder in folders.items()}
 
 
 def assert_equals_transformers(
@@ -49,29 +57,25 @@ def assert_equals_transformers(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_prefix_hits_begin_the_map_later(
-    family: str, folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_prefix_hits_begin_the_map_later(family: str, models: Models, tmp_path: Path) -> None:
     shared = prompt(128)
     texts = [shared + prompt(21, 1), shared + prompt(37, 2)]
-    with engine(folders[family], enable_prefix_caching=True) as llm:
+    with engine(models[family].folder, enable_prefix_caching=True) as llm:
         generate(llm, texts[:1])  # fills the cache
         answers, written = captured(llm, tmp_path / "cached", texts, cached=True)
         assert [x["first_row"] for x in written] == [128, 128]
         for text, request in zip(answers, written, strict=True):
-            assert_equals_transformers(request, reference[family], text, first=128)
+            assert_equals_transformers(request, models[family].reference, text, first=128)
         answers, written = captured(llm, tmp_path / "whole", texts)
         for text, request in zip(answers, written, strict=True):
-            assert_equals_transformers(request, reference[family], text)
+            assert_equals_transformers(request, models[family].reference, text)
 
 
-def test_preempted_requests_are_whole(
-    folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_preempted_requests_are_whole(models: Models, tmp_path: Path) -> None:
     """With ten blocks of 32 tokens, three requests of up to 150 tokens do not fit at once."""
     texts = [prompt(60, seed) for seed in range(3)]
     options = {"num_gpu_blocks_override": 11, "enable_prefix_caching": False, "max_num_batched_tokens": 192}
-    with engine(folders["llama"], max_model_len=160, **options) as llm:
+    with engine(models["llama"].folder, max_model_len=160, **options) as llm:
         plain = generate(llm, texts, tokens=90)
         repeated: list[int] = []
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
@@ -86,23 +90,18 @@ def test_preempted_requests_are_whole(
     assert repeated  # else this tests nothing
     assert answers == plain
     for text, request in zip(answers, written, strict=True):
-        assert_equals_transformers(request, reference["llama"], text)
+        assert_equals_transformers(request, models["llama"].reference, text)
 
 
-def test_blocks_behind_a_window_are_reused(
-    folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_blocks_behind_a_window_are_reused(models: Models, tmp_path: Path) -> None:
     """A request of 300 tokens runs in seven blocks of 32, since its window has 40."""
-    with engine(folders["mistral"], num_gpu_blocks_override=7, enable_prefix_caching=False) as llm:
+    with engine(models["mistral"].folder, num_gpu_blocks_override=7, enable_prefix_caching=False) as llm:
         ((answer,), (request,)) = captured(llm, tmp_path, [prompt(290)], tokens=10)
-    assert_equals_transformers(request, reference["mistral"], answer)
+    assert_equals_transformers(request, models["mistral"].reference, answer)
 
 
 def test_half_precision_is_certified_and_a_fault_in_it_is_not(
-    folders: dict[str, Path],
-    reference: dict[str, torch.nn.Module],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = engine_capture.read_settings
     faults: dict[str, dict[str, Any]] = {
@@ -111,7 +110,7 @@ def test_half_precision_is_certified_and_a_fault_in_it_is_not(
         "window": {"window": WINDOW + 1},
         "sinks": {"sinks": None},
     }
-    with engine(folders["gpt_oss"], dtype="float16") as llm:
+    with engine(models["gpt_oss"].folder, dtype="float16") as llm:
         for name, fault in faults.items():
 
             def planted(layer: Any, fault: dict[str, Any] = fault) -> Any:
@@ -126,9 +125,7 @@ def test_half_precision_is_certified_and_a_fault_in_it_is_not(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral"])
-def test_the_last_token_of_a_request_equals_its_capture(
-    family: str, folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
-) -> None:
+def test_the_last_token_of_a_request_equals_its_capture(family: str, models: Models, tmp_path: Path) -> None:
     """Three requests of one batch: one is captured, one asks for its last token, one for nothing."""
     text, spans = prompt(149), {"begin": [0, 30], "question": [100, 149]}
     how = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "detokenize": False}
@@ -137,7 +134,7 @@ def test_the_last_token_of_a_request_equals_its_capture(
         SamplingParams(**how, skip_reading_prefix_cache=True, extra_args={"regard": mark} if mark else None)
         for mark in marks
     ]
-    with engine(folders[family]) as llm:
+    with engine(models[family].folder) as llm:
         plain = generate(llm, [text], tokens=8)
         llm.collective_rpc("start", args=(str(tmp_path),), kwargs={"marked_only": True})
         outputs = llm.generate([{"prompt_token_ids": text}] * 3, parameters, use_tqdm=False)
@@ -162,51 +159,42 @@ def test_the_last_token_of_a_request_equals_its_capture(
 
 
 def test_a_compiled_engine_in_its_own_process(
-    folders: dict[str, Path],
-    reference: dict[str, torch.nn.Module],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls are messages of plain data: vLLM refuses pickles unless it is told otherwise."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
     texts = [prompt(100, 4), prompt(30, 5)]
-    with engine(folders["llama"], enforce_eager=False) as llm:
+    with engine(models["llama"].folder, enforce_eager=False) as llm:
         plain = generate(llm, texts)
         answers, written = captured(llm, tmp_path, texts)
     assert answers == plain
     for text, request in zip(answers, written, strict=True):
-        assert_equals_transformers(request, reference["llama"], text)
+        assert_equals_transformers(request, models["llama"].reference, text)
 
 
 def test_two_ranks_become_one_capture(
-    folders: dict[str, Path],
-    reference: dict[str, torch.nn.Module],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    with engine(folders["llama"], tensor_parallel_size=2, distributed_executor_backend="mp") as llm:
+    with engine(models["llama"].folder, tensor_parallel_size=2, distributed_executor_backend="mp") as llm:
         ((answer,), (request,)) = captured(llm, tmp_path, [prompt(90, 3)])
-    assert_equals_transformers(request, reference["llama"], answer)
+    assert_equals_transformers(request, models["llama"].reference, answer)
     assert regard.load(request["folder"]).layers[0].heads == (0, 1, 2, 3)
 
 
 def test_the_rest_of_an_engine_is_as_it_was(
-    folders: dict[str, Path],
-    reference: dict[str, torch.nn.Module],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text of the tokens, selected layers, an error that ends the capture alone, and nothing left behind."""
     words = {f"w{i}": i for i in range(512)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folders["llama"] / "tokenizer.json"))
+    tokenizer.save(str(models["llama"].folder / "tokenizer.json"))
     config = '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}'
-    (folders["llama"] / "tokenizer_config.json").write_text(config)
+    (models["llama"].folder / "tokenizer_config.json").write_text(config)
     text = prompt(20)
-    with engine(folders["llama"]) as llm:
+    with engine(models["llama"].folder) as llm:
         modules = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
         untouched = [dict(vars(module.impl)) for module in modules if hasattr(module, "impl")]
         plain = generate(llm, [text])

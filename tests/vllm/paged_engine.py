@@ -216,3 +216,12 @@ class PagedEngine:
         """Finish a request, and let others have its blocks."""
         text = self.runner.requests.pop(request_id)
         self.free += text.blocks
+
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+
+def two_layers() -> PagedEngine:
+    """An engine with two layers: one plain, one with everything."""
+    everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
+    return PagedEngine(FlashAttentionImpl(), everything)

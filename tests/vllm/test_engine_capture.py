@@ -14,22 +14,20 @@ from regard.vllm.attention_settings import AttentionSettings, place_heads
 from regard.vllm.engine_capture import EngineCapture
 from tests.vllm.paged_engine import (
     HEADS,
+    SINKS,
     Attention,
     CPUAttentionBackendImpl,
     FlashAttentionImpl,
     PagedEngine,
     PagedImplementation,
     Text,
+    two_layers,
 )
-
-SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
 
 @pytest.fixture
 def engine() -> PagedEngine:
-    """Two layers: one plain, one with everything."""
-    everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
-    return PagedEngine(FlashAttentionImpl(), everything)
+    return two_layers()
 
 
 def start(engine: PagedEngine, folder: Path, **options: Any) -> EngineCapture:

@@ -13,46 +13,39 @@ import regard
 from regard.vllm import engine_capture
 from regard.vllm.engine_capture import EngineCapture
 from regard.vllm.last_token import read_mark
-from tests.vllm.paged_engine import HEADS, FlashAttentionImpl, PagedEngine
+from tests.vllm.paged_engine import HEADS, two_layers
 
-SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 SPANS = {"begin": [0, 3], "middle": [2, 9]}
 
 
-def run(folder: Path | None, marks: list[Any], length: int = 12, **options: Any) -> dict[str, dict[str, Any]]:
-    """Run one text as often as there are marks, 9 tokens of prompt and the rest one by one."""
-    everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
-    engine = PagedEngine(FlashAttentionImpl(), everything)
+Answers = dict[str, dict[str, Any]]
+
+
+def run(folder: Path | None, marks: list[Any], length: int = 12, **options: Any) -> tuple[Answers, Answers]:
+    """Run one text as often as there are marks, 9 tokens of prompt and the rest one by one.
+
+    Returns what was said at the end, and what was collected while the requests ran.
+    """
+    engine = two_layers()
     capture = EngineCapture(engine.runner, engine.modules, folder, **options)
     capture.attach()
+    collected: Answers = {}
     for i, mark in enumerate(marks):
         name = f"{i}-0123abcd"
         text = engine.add(name, 9, length)
         text.sampling_params = SimpleNamespace(extra_args=None if mark is None else {"regard": mark})
-        engine.step((name, 0, 7))
-        engine.step((name, 7, 9))
-        for position in range(9, length):
-            engine.step((name, position, position + 1))
-        collected = capture.collect()
-        assert set(collected) == ({str(i)} if mark not in (None, "capture", "nonsense") else set())
+        for first, stop in [(0, 7), (7, 9), *((n, n + 1) for n in range(9, length))]:
+            engine.step((name, first, stop))
+        collected |= capture.collect()
         engine.end(name)
         capture.collect()
-    return capture.finish()
+    return capture.finish(), collected
 
 
 @pytest.mark.parametrize("length", [9, 12])
 def test_the_shares_are_those_of_a_capture(tmp_path: Path, length: int) -> None:
-    everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
-    engine = PagedEngine(FlashAttentionImpl(), everything)
-    capture = EngineCapture(engine.runner, engine.modules, tmp_path)
-    capture.attach()
-    for name, mark in (("whole", None), ("last", {"spans": SPANS})):
-        text = engine.add(name, 9, length)
-        text.sampling_params = SimpleNamespace(extra_args={"regard": mark} if mark else {})
-        for first, stop in [(0, 7), (7, 9), *((i, i + 1) for i in range(9, length))]:
-            engine.step((name, first, stop))
-    answers = capture.finish()
-    seen, last = regard.load(answers["whole"]["folder"]), answers["last"]
+    answers, collected = run(tmp_path, [None, {"spans": SPANS}], length)
+    seen, last = regard.load(answers["0"]["folder"]), collected["1"]
     assert (last["position"], last["rows"], last["certified"]) == (length - 1, 2 + length - 9, True)
     for layer in seen.layers:
         row = layer.map.to_dense()[0, :, -1]
@@ -71,23 +64,22 @@ def test_the_shares_are_those_of_a_capture(tmp_path: Path, length: int) -> None:
 
 
 def test_only_requests_that_ask_are_looked_at(tmp_path: Path) -> None:
-    answers = run(tmp_path, [None, "capture", "last token", "nonsense"], marked_only=True)
-    assert set(answers) == {"1", "3"}  # the answer of request 2 was collected
+    marks = [None, "capture", "last token", "nonsense"]
+    answers, collected = run(tmp_path, marks, marked_only=True)
+    assert set(answers) == {"1", "3"}
+    assert set(collected) == {"2"}
     assert answers["1"]["certified"]
     assert answers["3"]["refused"].startswith("extra_args: expected 'regard' to be")
-    assert run(None, [None, "last token"]) == {}
-    assert "start was given no folder" in run(None, ["capture"])["0"]["refused"]
+    answers, collected = run(None, [None, "last token"])
+    assert answers == {}
+    assert set(collected) == {"1"}
+    assert "start was given no folder" in run(None, ["capture"])[0]["0"]["refused"]
 
 
 def test_a_wrong_reading_is_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
     read = engine_capture.read_settings
     monkeypatch.setattr(engine_capture, "read_settings", lambda layer: read(layer)._replace(scale=0.5))
-    engine = PagedEngine(FlashAttentionImpl())
-    capture = EngineCapture(engine.runner, engine.modules, None)
-    capture.attach()
-    engine.add("0", 9, 9).sampling_params = SimpleNamespace(extra_args={"regard": "last token"})
-    engine.step(("0", 0, 9))
-    assert not capture.finish()["0"]["certified"]
+    assert not run(None, ["last token"])[1]["0"]["certified"]
 
 
 @pytest.mark.parametrize("mark", ["all", {}, {"spans": [1]}, {"spans": {"a": [3, 3]}}, {"spans": {}, "x": 1}])

@@ -105,12 +105,13 @@ def attend(
             mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
         )  # fmt: skip
         return whole if return_lse else whole[0]
+    call = q, k, v, mask, scale, softcap, sinks, dropout, backend
     compute = attend_by_plan
     if is_compiling():
         from regard.attention import operator  # loaded here, since only compiled calls need it
 
-        compute = operator.choose_form(q, k, mask, softcap, sinks, dropout)
-    output, lse = compute(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse)
+        compute = operator.choose_form(call)
+    output, lse = compute(call, return_lse)
     return output if lse is None else (output, lse)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.choice import forced_name, run, unsupported_reason
-from regard.attention.backends.plan import attend_anew, attend_by_plan
+from regard.attention.backends.plan import CallArguments, attend_anew, attend_by_plan
 from regard.attention.backends.problem import prepare, with_four_dimensions
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask, full
@@ -25,19 +25,13 @@ from regard.attention.masks.named_masks import causal
 from regard.support.torch_internals import current_transform
 
 
-def choose_form(
-    q: Tensor,
-    k: Tensor,
-    mask: object,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def choose_form(call: CallArguments) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The function that computes a call of `attend` while a compiler traces it.
 
     The compiler sees through PyTorch's own kernels. A mask with a function runs outside the graph, which it
     breaks.
     """
+    q, k, _, mask, _, softcap, sinks, dropout, _ = call
     if isinstance(mask, Mask) and not mask.is_storable():
         return _uncompiled
     known = mask is None or mask is full or (mask is causal and q.shape[-2] == k.shape[-2])
@@ -56,19 +50,9 @@ _in_transformation._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _uncompiled: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(attend_by_plan)  # type: ignore[no-untyped-call]
 
 
-def _as_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-    backend: str,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+def _as_operator(call: CallArguments, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """`attend_by_plan` without dropout as one operator."""
+    q, k, v, mask, scale, softcap, sinks, _, backend = call
     numbers: list[int] = []
     tensors: list[Tensor] = []
     text = _write(full if mask is None else mask, numbers, tensors)
@@ -113,22 +97,11 @@ _BACKWARD = f"(Tensor grad, {_TENSORS}, {_NUMBERS}) -> Tensor[]"
 
 
 @torch.library.custom_op("regard::attention", mutates_args=(), schema=_FORWARD)
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    tensors: list[Tensor],
-    numbers: list[int],
-    text: str,
-    scale: float | None,
-    softcap: float | None,
-    backend: str,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def _attention(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output, and the row log-sum-exp, which is an empty tensor unless `return_lse`."""
+    q, k, v, sinks, tensors, numbers, text, scale, softcap, backend, return_lse = arguments
     mask = _read(text, numbers, tensors)
-    output, lse = attend_by_plan(q, k, v, mask, scale, softcap, sinks, 0.0, backend, return_lse)
+    output, lse = attend_by_plan((q, k, v, mask, scale, softcap, sinks, 0.0, backend), return_lse)
     lse = q.new_empty(0, dtype=working_dtype(q.dtype)) if lse is None else lse
     # A fake tensor promises contiguous results, and the real ones must keep the promise.
     return output.contiguous(), lse.contiguous()
@@ -142,22 +115,12 @@ def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("regard::attention_backward", mutates_args=(), schema=_BACKWARD)
-def _attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    tensors: list[Tensor],
-    numbers: list[int],
-    text: str,
-    scale: float | None,
-    softcap: float | None,
-) -> list[Tensor]:
+def _attention_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of q, k, v and, if there are some, the sinks.
 
     Inside an operator PyTorch records no gradients of its own kernels, only of these two backends.
     """
+    grad, q, k, v, sinks, tensors, numbers, text, scale, softcap = arguments
     four = with_four_dimensions(q, k, v)
     inputs = [x.detach().requires_grad_() for x in (*four, sinks) if x is not None]
     own_sinks = None if sinks is None else inputs[3]

@@ -11,14 +11,14 @@ from __future__ import annotations
 import difflib
 import itertools
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from torch import Tensor
 
-from regard.checker.oracle.cache_variant import CacheVariant
-from regard.checker.oracle.variant import AttentionVariant, CaseSizes, Rule, Scale
+from regard.checker.oracle.variant import CaseSizes, Rule, Scale
 
 
 def every(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
@@ -83,30 +83,20 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 
-def _read_changes(
-    forms: list[dict[str, Any]], variant: type[AttentionVariant | CacheVariant]
-) -> tuple[dict[str, Any], ...]:
-    """Return the fields of `variant` that each form changes; ValueError names a wrong field or word."""
-    types = get_type_hints(variant)
-    literals = {name: get_args(hint) for name, hint in types.items() if get_origin(hint) is Literal}
-    words = {name: {word: word for word in choices} for name, choices in literals.items()} | WORDS
+def _read_changes(forms: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return the fields of a variant that each form changes, every combination of their values once."""
     changes = []
     for form in forms:
-        if unknown := sorted(form.keys() - types.keys()):
-            raise ValueError(f"changes: {variant.__name__} has no field {', '.join(unknown)}")
         alternatives = [value if isinstance(value, list) else [value] for value in form.values()]
         for values in itertools.product(*alternatives):
             pairs = zip(form, values, strict=True)
-            changes.append({name: _read_value(name, value, words.get(name)) for name, value in pairs})
+            changes.append({name: _read_value(name, value) for name, value in pairs})
     return tuple(changes)
 
 
-def _read_value(name: str, value: Any, words: dict[str, Any] | None) -> Any:
+def _read_value(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        if words is None or value not in words:
-            expected = "a number" if words is None else ", ".join(words)
-            raise ValueError(f"changes: {name}: expected {expected}, got {value!r}")
-        return words[value]
+        return WORDS.get(name, {}).get(value, value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -153,10 +143,8 @@ def read_mistake(path: Path) -> Mistake:
 
 
 def _read_field(name: str, value: Any) -> Any:
-    if name == "changes":
-        return _read_changes(value, AttentionVariant)
-    if name == "cache_changes":
-        return _read_changes(value, CacheVariant)
+    if name in ("changes", "cache_changes"):
+        return _read_changes(value)
     if name == "layouts":
         return tuple(value)
     if name in ("plants", "mended"):
@@ -189,7 +177,12 @@ CATALOGUE = {mistake.name: mistake for theme in THEMES.values() for mistake in t
 def get_mistake(name: str) -> Mistake:
     """Return the mistake of this name; ValueError suggests similar names."""
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=3, cutoff=0.4)
-        hint = f": did you mean {', '.join(near)}?" if near else "; regard check --list shows all"
-        raise ValueError(f"name: there is no mistake called {name!r}{hint}")
+        raise unknown_mistake(name, CATALOGUE)
     return CATALOGUE[name]
+
+
+def unknown_mistake(name: str, names: Iterable[str]) -> ValueError:
+    """Return the error for a name that is none of these, which suggests the similar ones."""
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f": did you mean {', '.join(near)}?" if near else ";"
+    return ValueError(f"name: there is no mistake called {name!r}{hint} regard check --list shows all")

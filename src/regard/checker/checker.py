@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,8 +22,8 @@ from regard.attention.arguments import check_scale, check_softcap, check_whole_n
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
-from regard.checker.interpreter import patched_functions, prepare_interpreter
-from regard.checker.probes.cache import ADAPTER, probe_cache
+from regard.checker.interpreter import prepare_interpreter
+from regard.checker.probes.cache import ADAPTER, add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
@@ -38,6 +40,7 @@ from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, add_promises
+from regard.checker.subject.call_tensors import arguments_of
 from regard.checker.subject.reply import error_place
 from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
@@ -101,30 +104,30 @@ def check(
     """
     started = time.perf_counter()
     _check_promises(window, softcap, scale, heads)
-    if patched := ", ".join(patched_functions()):
+    _check_device(device)
+    # None of these, with which the oracle computes, is written in Python.
+    operations = ("softmax", "logsumexp", "tanh", "cat", "where", "matmul")
+    patched = [f"torch.{name}" for name in operations if isinstance(getattr(torch, name), FunctionType)]
+    if patched:
         raise CheckError(
-            f"{patched}: replaced by other code than PyTorch's, so the oracle would compute with it too; "
-            "check again without that"
+            f"{', '.join(patched)}: replaced by other code than PyTorch's, so the oracle would compute with "
+            "it too; check again without that"
         )
-    prepare_interpreter()
+    if "triton" in sys.modules:
+        prepare_interpreter()
     with _conditions():
+        given = {**(init or {}), **arguments}
         promises: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
         promises |= {"scale": scale, "heads": heads}
-        given = {**(init or {}), **arguments}
-        stated: dict[str, Any] = {"true_means": true_means, "gradients": gradients}
-        stated |= {"device": device, "call": call}
-        options = {"causal": causal, "window": window, "scale": scale, "cached": cached, **stated}
+        options = promises | {"true_means": true_means, "call": call, "cached": cached}
+        options |= {"gradients": gradients, "device": device}
         if processes is not None:
-            session = check_on_processes(thing, processes, given | (call or {}), options, scale, oracle)
-            return _assemble(session, started, strict=strict)
-        if oracle is not None:
-            own_check = partial(check, thing, init=given, **promises, **stated)
+            session = check_on_processes(thing, processes, given | (call or {}), options, oracle)
+        elif oracle is not None:
             session = pair_with_reference(thing, oracle, given, options, promises)
             _run_probes(session)
-            name_by_own_check(session, own_check)
-            return _assemble(session, started, strict=strict)
-        is_built_of_layers = isinstance(thing, nn.Module | type)
-        if is_built_of_layers and (run := find_model(thing, given, call or {}, device)) is not None:
+            name_by_own_check(session, partial(check, thing, init=given, **options))
+        elif isinstance(thing, nn.Module | type) and (run := find_model(thing, given, call or {}, device)):
             # Here, since an attention alone needs neither this nor the recorder, half a second of imports.
             from regard.checker.whole_models.model_check import check_model
 
@@ -132,13 +135,14 @@ def check(
             report = check_model(run, alone, causal=causal, window=window, scale=scale)
             report.strict, report.seconds = strict, time.perf_counter() - started
             return report
-        subject = adapt(thing, add_promises(thing, given, promises), true_means, call)
-        subject.device = device
-        always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
-        if "causal" in subject.arguments and subject.arguments["causal"] not in given:
-            # The flag is always passed, since its default differs between implementations.
-            always["flag"] = causal is True
-        session = ask(subject, options, heads=heads, scale=scale, always=always)
+        else:
+            subject = adapt(thing, add_promises(thing, given, promises), true_means, call)
+            subject.device = device
+            always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
+            if "causal" in subject.arguments and subject.arguments["causal"] not in given:
+                # The flag is always passed, since its default differs between implementations.
+                always["flag"] = causal is True
+            session = ask(subject, options, always)
     return _assemble(session, started, strict=strict)
 
 
@@ -157,25 +161,31 @@ def _check_promises(
         )
 
 
-def ask(
-    subject: Subject,
-    options: dict[str, Any],
-    *,
-    heads: int | None = None,
-    scale: float | None = None,
-    always: dict[str, Any] | None = None,
-) -> CheckSession:
-    """Understand a subject and run every probe on it. The arguments are those of `check` and `understand`."""
-    promised: dict[str, Any] = {"causal": options.get("causal"), "scale": scale, "always": always or {}}
-    understanding = understand(subject, heads=heads, **promised)
+def _check_device(device: str) -> None:
+    """Raise `CheckError` for a device that this machine, or its build of PyTorch, does not have."""
+    try:
+        torch.empty(0, device=device)
+    # PyTorch built without CUDA raises an AssertionError.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise CheckError(
+            f'device: expected "cpu", or "cuda" if PyTorch finds a GPU, got {device!r}'
+        ) from error
+
+
+def ask(subject: Subject, options: dict[str, Any], always: dict[str, Any]) -> CheckSession:
+    """Understand a subject and run every probe on it.
+
+    `options` are those of `check`, and `always` are fields of every question.
+    """
+    promised: dict[str, Any] = {name: options.get(name) for name in ("causal", "heads", "scale")}
+    understanding = understand(subject, always, **promised)
     # (T, B, C) is tried second: the other order is more usual, and an interpretation that is right stays.
     if understanding.right_intent is None and _is_time_first(understanding):
-        time_first = understanding.subject.replaced(layout="TBC")
-        understanding = understand(time_first, heads=heads, **promised)
+        understanding = understand(understanding.subject.replaced(layout="TBC"), always, **promised)
     step = options.get("cached")
     if understanding.first.answer is None and step is not None and subject.module is not None:
         # It runs only with a cache, and the caller has said how.
-        understanding = understand(subject.replaced(step=step), heads=heads, **promised)
+        understanding = understand(subject.replaced(step=step), always, **promised)
     session = CheckSession(understanding, options)
     _run_probes(session)
     return session
@@ -234,11 +244,22 @@ def _run_probes(session: CheckSession) -> None:
     if probe_state(session):
         return
     kernel = session.subject.kernel_layout
+    parts = _parts(session.subject)
     for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
-        if session.module is not None or probe not in MODULE_PROBES:
+        if probe not in NEEDS or not parts.isdisjoint(NEEDS[probe]):
             probe(session)
         if probe is probe_batch and session.undecided:  # the axes of its inputs are not known
             return
+
+
+def _parts(subject: Subject) -> set[str]:
+    """Return what the code has of the keys in `NEEDS`: "module", "option", and its arguments by meaning."""
+    parts = set(subject.arguments)
+    if subject.module is not None:
+        parts.add("module")
+    elif len(arguments_of(subject.target)) > len(subject.positional):
+        parts.add("option")
+    return parts
 
 
 def _explain_error(session: CheckSession) -> None:
@@ -250,6 +271,9 @@ def _explain_error(session: CheckSession) -> None:
         session.find("dot-t-on-a-batch", "runs on a batch", distance=math.inf, **words)
         return
     # `adapt` passes None where a cache is required.
+    if session.subject.step is not None:
+        add_failed_adapter(session, session.subject.step, first.error)
+        return
     if (cache := session.subject.arguments.get("cache")) in session.subject.extra:
         session.undecided = f"it runs only with a cache in `{cache}`, which cannot be guessed: {ADAPTER}"
         session.add_untried("cache", ADAPTER)
@@ -296,8 +320,17 @@ PROBES = (
     probe_other_sizes,
     probe_switches,
 )
-# Of what a module holds, keeps and saves, which functions do not.
-MODULE_PROBES = {probe_inputs, probe_cache, probe_positions, probe_module_state}
+# A probe that needs one of these finds nothing in other code: what a module holds, keeps and saves, or an
+# argument of the call beside the tensors.
+NEEDS = {
+    probe_inputs: {"module"},
+    probe_masks: {"mask", "padding", "bias", "causal"},
+    probe_cache: {"module"},
+    probe_positions: {"module"},
+    probe_module_state: {"module"},
+    probe_many_heads: {"module", "heads"},
+    probe_switches: {"module", "option"},
+}
 # For functions that make masks and do not attend.
 MASK_PROBES = (probe_batch, probe_output, probe_causality, probe_long_text)
 

@@ -53,8 +53,6 @@ def mended_program(mistake: Mistake, kind: str) -> str:
 
 
 def _swapped(mistake: Mistake, kind: str, swaps: tuple[Swap, ...]) -> str:
-    if kind not in ALL_TEMPLATES:
-        raise ValueError(f"{mistake.name}: expected a template, {', '.join(ALL_TEMPLATES)}, got {kind!r}")
     text = ALL_TEMPLATES[kind]
     for old, new in swaps:
         if old not in text:
@@ -212,15 +210,9 @@ PROPERTY_TESTS = {
 
 def code_of_test(mistake: Mistake, kind: str) -> str:
     """Return the test that finds a mistake, for the template `kind`."""
-    return _test_of(mistake).codes[kind]
+    return PROPERTY_TESTS[mistake.test].codes[kind]
 
 
 def kinds_with_a_test(mistake: Mistake) -> tuple[str, ...]:
     """Return the templates with the mistake planted for which its test has a version."""
-    return tuple(kind for kind in mistake.plants if kind in _test_of(mistake).codes)
-
-
-def _test_of(mistake: Mistake) -> PropertyTest:
-    if mistake.test not in PROPERTY_TESTS:
-        raise ValueError(f"{mistake.name}: test: there is no {mistake.test!r} in properties.toml")
-    return PROPERTY_TESTS[mistake.test]
+    return tuple(kind for kind in mistake.plants if kind in PROPERTY_TESTS[mistake.test].codes)

@@ -49,9 +49,7 @@ def name_by_own_check(session: CheckSession, own_check: Callable[[], Report]) ->
 
 def _is_known(reference: CheckSession) -> bool:
     """Return whether the reference is attention that the checker's own oracle reproduces."""
-    always = dict(reference.cases.always)
-    known = understand(reference.subject, causal=None, heads=None, scale=None, always=always)
-    return known.right_intent is not None
+    return understand(reference.subject, dict(reference.cases.always)).right_intent is not None
 
 
 def pair_with_reference(
@@ -133,7 +131,7 @@ def prepare_reference(
 ) -> CheckSession:
     """Find the shapes, the length and the precision in which the reference runs; it must be deterministic."""
     if subject.kernel_layouts:
-        understanding = understand(subject, causal=None, heads=None, scale=None, always=always)
+        understanding = understand(subject, always)
         subject, cases = understanding.subject, understanding.cases
     elif subject.layout in HEADS:
         subject = _with_layout(subject, always)

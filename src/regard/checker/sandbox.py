@@ -23,6 +23,7 @@ from regard.checker.subject.locate import split
 from regard.support.supervision import Supervision
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
+LEAST_MEMORY = 1.0  # gigabytes, of which PyTorch's own libraries take half
 STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine
 INTERVAL = 0.02  # seconds between two looks at the result
 
@@ -62,8 +63,13 @@ def run_in_process(
     that the worker writes on the way. Raises `CheckError` if the worker wrote an error or no `"report"`.
     """
     # Written so that NaN is refused, too.
-    if not timeout > 0 or not memory > 0:
-        raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
+    if not timeout > 0:
+        raise CheckError(f"timeout: expected a number of seconds above 0, got {timeout:g}")
+    if not memory >= LEAST_MEMORY:
+        raise CheckError(
+            f"memory: expected at least {LEAST_MEMORY:g} GB, half of which PyTorch takes before any code is "
+            f"run, got {memory:g}; without --memory it is {MEMORY:g}"
+        )
     request = request | {"memory": memory, "path": [os.getcwd()]}  # the code may import its neighbours
     worker = run(module, request, timeout=timeout, tell=tell)[0]
     last = worker.lines[-1] if worker.lines else {}
@@ -177,4 +183,6 @@ def _describe_end(end: str, phase: str, place: str, spec: str, timeout: float, m
 
 
 # Python, PyTorch's allocator, its C++ code and the operating system each have words of their own.
-_NO_MEMORY = re.compile("can't allocate memory|MemoryError|not enough memory|std::bad_alloc|Cannot allocate")
+_NO_MEMORY = re.compile(
+    "can't allocate memory|MemoryError|not enough memory|std::bad_alloc|Cannot allocate|failed to map segment"
+)

@@ -20,6 +20,7 @@ from regard.checker.oracle.oracle import (
     Observation,
     Oracle,
     describe_agreement,
+    describe_difference,
     relative_error,
 )
 from regard.checker.oracle.question import Answer, Question
@@ -79,31 +80,21 @@ class CheckSession:
     brief: bool = False  # whether only single mistakes are looked for, which takes a tenth of the time
     reference: Reference | None = None  # the caller's own version, which then says what is right
 
-    @property
-    def subject(self) -> Subject:
-        """The code under test."""
-        return self.understanding.subject
-
-    @property
-    def compared(self) -> Subject:
-        """What is compared with the oracle: the subject, or the attention observed inside it."""
-        return self.understanding.compared
-
-    @property
-    def cases(self) -> Cases:
-        """Makes questions for the subject."""
-        return self.understanding.cases
+    def __post_init__(self) -> None:
+        understanding = self.understanding
+        self.subject: Subject = understanding.subject  # the code under test
+        self.module: nn.Module | None = understanding.subject.module  # None for a function
+        # What is compared with the oracle: the subject, or the attention observed inside it.
+        self.compared: Subject = understanding.compared
+        self.cases: Cases = understanding.cases  # makes questions for the subject
+        # In which mistakes are recognised: float64 if the code runs in it.
+        self.dtype: torch.dtype = understanding.dtype
 
     @property
     def always(self) -> dict[str, Any]:
         """What every question of the same code in other sizes says: a window only if the caller stated it."""
         stated = self.options.get("window") is not None
         return {name: value for name, value in self.cases.always.items() if name != "window" or stated}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype in which mistakes are recognised: float64 if the code runs in it."""
-        return self.understanding.dtype
 
     @property
     def right_intent(self) -> Intent | None:
@@ -147,11 +138,6 @@ class CheckSession:
     def error(self, observation: Observation) -> float:
         """Return how far an answer is from right."""
         return self.presumed_oracle.error(observation.question, observation.answer)
-
-    @property
-    def module(self) -> nn.Module | None:
-        """The module under test; None for a function."""
-        return self.subject.module
 
     @cached_property
     def source(self) -> str:
@@ -197,6 +183,14 @@ class CheckSession:
     def add_failure(self, name: str, detail: str) -> None:
         """Record a check that failed, without a diagnosis."""
         self.add_check(name, "failed", detail)
+
+    def add_results(self, observations: list[Observation], wrong: dict[str, float]) -> None:
+        """Record a pass or a failure for every question; `wrong` holds the errors of those that failed."""
+        for name in dict.fromkeys(observation.question.name for observation in observations):
+            if name in wrong:
+                self.add_failure(name, describe_difference(wrong[name]))
+            else:
+                self.add_pass(name)
 
     def add_mistake(
         self,

@@ -361,7 +361,7 @@ def _questions(kind: str) -> Iterator[Asked]:
         torch.manual_seed(0)
         subject = adapt(right, {}, None)
         # As in a check, which passes the flag always: its default differs between implementations.
-        session = ask(subject, {}, always={"flag": False} if "causal" in subject.arguments else {})
+        session = ask(subject, {}, {"flag": False} if "causal" in subject.arguments else {})
     intent = session.right_intent
     if intent is None:
         raise ValueError(f"the {kind} template is not right")

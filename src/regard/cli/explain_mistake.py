@@ -44,7 +44,7 @@ def explain_mistake(
     if lesson is not None and _explain_in_lesson(name, lesson):
         return
     from regard.auditor.catalogue import reading_lines, reading_mistakes
-    from regard.checker.catalogue import get_mistake
+    from regard.checker.catalogue import CATALOGUE, unknown_mistake
     from regard.checker.examples import (
         PROPERTY_TESTS,
         clearest_kind,
@@ -55,14 +55,16 @@ def explain_mistake(
     )
     from regard.learn.mistakes import MODEL_MISTAKES
 
-    if (reading := reading_mistakes().get(name)) is not None:  # of a model on a batch, without a program
+    readings = reading_mistakes()
+    if (reading := readings.get(name)) is not None:  # of a model on a batch, without a program
         for line in reading_lines(reading):
             typer.echo(line)
         return
     if (mistake := MODEL_MISTAKES.get(name)) is not None:
         _explain_model_mistake(mistake)
         return
-    entry = get_mistake(name)
+    if (entry := CATALOGUE.get(name)) is None:
+        raise unknown_mistake(name, [*CATALOGUE, *readings, *MODEL_MISTAKES])
     kind = clearest_kind(entry, kinds_with_a_test(entry))
     if code:
         typer.echo(example_program(entry), nl=False)
@@ -78,7 +80,11 @@ def explain_mistake(
     def paragraph(start: str, text: str, indent: str) -> None:
         # textwrap and not Rich: Rich has no hanging indent.
         wrapped = textwrap.fill(
-            start + text, console.width, initial_indent=indent[:2], subsequent_indent=indent
+            start + text,
+            console.width,
+            initial_indent=indent[:2],
+            subsequent_indent=indent,
+            break_on_hyphens=False,  # a name such as mask-after-softmax stays whole, to be copied
         )
         line = Text(wrapped)
         line.stylize("bold", 0, len(indent[:2] + start))

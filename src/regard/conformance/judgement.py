@@ -184,7 +184,8 @@ def _explain(mistake: str, equal: str, both: str = "") -> list[str]:
 
 
 def _wrap(text: str, indent: str = "    ") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    # A name such as mask-after-softmax stays whole, to be copied.
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Judgement:

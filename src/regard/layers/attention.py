@@ -121,7 +121,7 @@ class Attention(nn.Module):
             if x.device != self.qkv.weight.device:  # PyTorch multiplies tensors of the meta device with any
                 raise ValueError("x: another device")
             q, k, v, qk = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
-        except (RuntimeError, TypeError, ValueError, AttributeError):
+        except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):  # of a fake tensor
             self._check("x", x)  # which says what is wrong with x; asked in every call it would take time
             raise
         if self.query_norm is not None and self.key_norm is not None:

@@ -21,9 +21,9 @@ from regard.checker.sandbox import run_in_process
 from regard.checker.subject.locate import import_place
 from regard.learn.course import get_lesson
 from regard.learn.exercise import Blank, find_blanks, find_names, make_exercise
-from regard.learn.hints.errors import describe_error, find_hint
 from regard.learn.hints.ladder import add_hints
 from regard.learn.lesson import Lesson, Outcome, Task
+from regard.learn.wrong_ways import read_pairs
 from regard.support.files import TextFileError, read_text
 from regard.support.quick_torch import complete_torch, import_torch_quickly
 
@@ -194,10 +194,12 @@ def judge_task(
 
     Without `hints` there is one only if there would be one with them, which takes longer to find.
     """
-    return add_hints(_judge_task(task, module, path, write_line), task, module, lesson, hints)
+    return add_hints(_judge_task(lesson, task, module, path, write_line), task, module, lesson, hints)
 
 
-def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable[..., None]) -> Outcome:
+def _judge_task(
+    lesson: Lesson, task: Task, module: ModuleType, path: Path, write_line: Callable[..., None]
+) -> Outcome:
     if not hasattr(module, task.name):
         return Outcome(
             task.name, "unfinished", f"{path.name} has no `{task.name}`, and the lesson asks for that name"
@@ -208,6 +210,7 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
     except NotImplementedError as error:
         return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
     except Exception as error:
-        message = describe_error(error, path)
-        notes = " ".join(getattr(error, "__notes__", []))  # what the judge has added
-        return Outcome(task.name, "wrong", message, hint=notes or find_hint(message))
+        # Here, since it imports PyTorch, and the command that starts the worker needs none.
+        from regard.learn.judges.tables.first_run import error_outcome
+
+        return error_outcome(task.name, error, module, read_pairs(lesson.noun, task.name, "errors"))

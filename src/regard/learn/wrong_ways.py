@@ -48,7 +48,7 @@ def judge_table(noun: str) -> dict[str, Any]:
 
 def read_pairs(noun: str, task: str, key: str) -> tuple[tuple[Any, str], ...]:
     """Return the pairs that a task's table has under a key: errors with hints, or answers with reasons."""
-    return tuple((first, sentence(said)) for first, said in judge_table(noun)[task].get(key, ()))
+    return tuple((first, sentence(said)) for first, said in judge_table(noun).get(task, {}).get(key, ()))
 
 
 @cache
@@ -79,7 +79,7 @@ def usual_mistakes(lesson: Lesson) -> tuple[UsualMistake, ...]:
 def _as_usual(noun: str, mistake: str) -> UsualMistake:
     """The first wrong way of this name, as a definition and what replaces it."""
     return next(
-        UsualMistake(mistake, definition(noun, task), edit(noun, task, way.right, way.wrong))
+        UsualMistake(mistake, definition(noun, task), edit(noun, task, way.right, way.wrong), task)
         for task in tasks_with_ways(noun)
         for way in wrong_ways(noun, task)
         if way.mistake == mistake

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from regard.support.cell_output import PrintedOutput
-from regard.support.files import RunFileError, check_type, get_field, naming_errors
+from regard.support.files import RunFileError, naming_errors
 from regard.support.json_lines import read_lines
+from regard.support.plain_data import read_record
 from regard.support.table import Column, Table
 
 FORMAT = "regard.monitor 1"
@@ -79,27 +81,8 @@ def parse_record(data: dict[str, Any]) -> StepRecord:
     """Read a record from its line; a ValueError says what is wrong."""
     if data.get("format") != FORMAT:
         raise ValueError(f"format: expected {FORMAT!r}, got {data.get('format')!r}")
-    layers = HeardLayers()
-    for key, layer in get_field(data, "layers", dict).items():
-        check_type(f"layer {key}", layer, dict)
-        values = get_field(layer, "values", dict)
-        if not all(isinstance(row, list) and all(map(_is_number, row)) for row in values.values()):
-            raise ValueError(f"layer {key}: expected a list of numbers for each measure")
-        name, problem = get_field(layer, "name", str), get_field(layer, "problem", str)
-        layers[key] = HeardLayer(name, get_field(layer, "certified", bool), problem, values)
-    return StepRecord(
-        get_field(data, "step", int),
-        tuple(get_field(data, "rows", list)),
-        tuple(get_field(data, "tokens", list)),
-        layers,
-        float(data.get("seconds", 0.0)),
-        [str(alarm) for alarm in get_field(data, "alarms", list)],
-        str(data.get("run", "")),
-    )
-
-
-def _is_number(x: Any) -> bool:
-    return x is None or (isinstance(x, int | float) and not isinstance(x, bool))
+    record: StepRecord = read_record(StepRecord, data)
+    return record
 
 
 class HistoryRow(NamedTuple):
@@ -226,11 +209,7 @@ def _of(layer: HeardLayer, measure: str, reduce: Any) -> float:
     return float(reduce(found)) if found else math.nan
 
 
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
-
-
-PRINTED = (("max_score", max), ("entropy", _mean), ("relative_entropy", _mean), ("sink", max))
+PRINTED = (("max_score", max), ("entropy", fmean), ("relative_entropy", fmean), ("sink", max))
 COLUMNS = (
     Column("layer", right=True, width=8),
     Column("max score", ".4g", right=True),
@@ -247,7 +226,7 @@ def layer_numbers(record: StepRecord) -> dict[str, float]:
     for key, layer in record.layers.items():
         for name, measure, reduce in (
             ("max_score", "max_score", max),
-            ("entropy", "entropy", _mean),
+            ("entropy", "entropy", fmean),
             ("least_entropy", "entropy", min),
             ("sink", "sink", max),
             ("across_documents", "across", max),

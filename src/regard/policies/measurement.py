@@ -9,8 +9,8 @@ rows at a time. No T×S matrix is built.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,16 @@ class MapRetention(NamedTuple):
     """The norm of the output's change over the norm of the output, float64; None without values."""
     concerned: Tensor
     """Whether the row sees more keys than the policy may keep; all others lose nothing."""
+
+
+def stack_layers(layers: Sequence[Any], name: str) -> Tensor:
+    """The field `name` of the results of several layers as one tensor (layers, B, H, T) on the CPU."""
+    tensors = [x.cpu() for layer in layers if (x := getattr(layer, name)) is not None]
+    if len(tensors) < len(layers):
+        raise ValueError(f"{name}: the values were not stored: capture with values=True")
+    if len({x.shape for x in tensors}) > 1:
+        raise ValueError("expected layers of one shape, got several: see `layers`, which has them one by one")
+    return torch.stack(tensors)
 
 
 class HeadOutputs(NamedTuple):

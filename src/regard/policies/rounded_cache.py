@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number
 from regard.maps import AttentionMap, attention_map
 from regard.policies.joined_layers import CachedLayer
-from regard.policies.measurement import attend_whole, relative_change, row_blocks
+from regard.policies.measurement import attend_whole, relative_change, row_blocks, stack_layers
 from regard.support.cell_output import PrintedOutput
 
 Direction = Literal["channel", "token"]
@@ -103,15 +103,12 @@ class Rounded(PrintedOutput):
     @property
     def variation(self) -> Tensor:
         """The total variation of every row, (layers, B, H, T): 0 is no change, 1 is entirely other keys."""
-        return torch.stack([layer.variation.cpu() for layer in self.layers])
+        return stack_layers(self.layers, "variation")
 
     @property
     def error(self) -> Tensor:
         """The relative error of every head's output, (layers, B, H, T)."""
-        errors = [layer.error.cpu() for layer in self.layers if layer.error is not None]
-        if len(errors) < len(self.layers):
-            raise ValueError("error: the values were not stored: capture with values=True")
-        return torch.stack(errors)
+        return stack_layers(self.layers, "error")
 
     def __repr__(self) -> str:
         heads = sum(len(numbers) for _, numbers in self.places)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_
 from typing import Any, NamedTuple
 
@@ -187,14 +187,14 @@ class Layer:
 
     def _with_data(self, data: LayerData, evidence: Evidence) -> Layer:
         """Return the same layer with other tensors, in memory, and the evidence for them."""
-        place = (self.number, self.name, self.stack)
-        return Layer(*place, data.map, evidence, self.heads, data.values, data.summary, self.placement)
+        heads, placement = self.heads, self.placement
+        return Layer(*self.layer_id, data.map, evidence, heads, data.values, data.summary, placement)
 
     def data(self) -> LayerData:
         """Return the layer's tensors. A layer in a file reads the file at every call."""
         return self._data
 
-    @property
+    @cached_property
     def settings(self) -> LayerSettings:
         """Its mask, scale, widths and so on, without any tensor. A layer in a file reads the file once."""
         return LayerSettings.of(self._with_map(self.data()))
@@ -205,9 +205,14 @@ class Layer:
         return any(x is not None for x in self._data)
 
     @property
+    def layer_id(self) -> LayerId:
+        """Its position in the model."""
+        return LayerId(self.number, self.name, self.stack)
+
+    @property
     def key(self) -> int | str:
         """Its key in a capture: 3, or "decoder.3" where the model has several stacks."""
-        return LayerId(self.number, self.name, self.stack).key
+        return self.layer_id.key
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

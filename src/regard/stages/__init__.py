@@ -4,7 +4,7 @@ They are numbered as the lessons of `regard learn`:
 
 1 simplified, 2 trainable, 3 scaled, 4 causal (and masking), 5 head (and against_pytorch), 6 separate_heads
 and multi_head, 7 projected and cross, 8 positions, 9 cached, 10 transformer. Each file shows its whole
-formula on its own page. `python -m regard.stages` walks through them on one small example. A stage is the
+formula on its own page. `regard stages` walks through them on one small example. A stage is the
 solution of its lesson: a line that ends in `#: what it is` is one that the lesson leaves to the learner.
 
 The stages know tensors and weights. They know nothing of text, tokenizers or models.

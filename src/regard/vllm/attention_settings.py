@@ -7,12 +7,14 @@ another one may mean something else by the same attributes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal, window
+from regard.recorder.layer import LayerId
 from regard.recorder.placement import Placement
 
 IMPLEMENTATIONS = (
@@ -52,6 +54,19 @@ class AttentionSettings(NamedTuple):
     def first_visible(self, position: int) -> int:
         """The first key that the query at a position sees."""
         return 0 if self.window is None else max(0, position - self.window + 1)
+
+
+@dataclass(frozen=True)
+class WatchedLayer:
+    """An attention layer of vLLM, and what is known of it before it runs."""
+
+    layer_id: LayerId
+    module: Any
+    settings: AttentionSettings
+    heads: range
+    """The numbers of this rank's heads in the model."""
+    placement: Placement | None = None
+    """Where they are in the model, if other ranks have others."""
 
 
 def read_settings(layer: Any) -> AttentionSettings:

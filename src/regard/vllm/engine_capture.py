@@ -24,21 +24,20 @@ from torch.nn.functional import pad
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import ROWS
 from regard.recorder.certificates.examination import examine
-from regard.recorder.layer import LayerId
-from regard.recorder.placement import Placement, ShardId
+from regard.recorder.placement import ShardId
 from regard.recorder.result import Capture
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.storage.shard_folder import save_shard
 from regard.support.override import SharedOverride
 from regard.vllm.attention_settings import (
-    AttentionSettings,
     UnsupportedLayerError,
+    WatchedLayer,
     place_heads,
     read_settings,
 )
-from regard.vllm.block_layout import BlockLayout, CachedTokens
+from regard.vllm.block_layout import BlockLayout
 from regard.vllm.last_token import LastToken, RequestMark, read_mark
-from regard.vllm.request_record import CachedPrefix, LayerRecord, LayerStep, RequestRecord
+from regard.vllm.request_record import LayerRecord, LayerStep, RequestRecord
 
 STEP = "regard_step"
 """The attribute of vLLM's metadata that holds the step which it was built for."""
@@ -56,19 +55,6 @@ class EngineStep:
     blocks: Tensor
     """The numbers of each request's blocks, in the group of layers that share them."""
     is_causal: bool
-
-
-@dataclass(frozen=True)
-class WatchedLayer:
-    """An attention layer of vLLM, and what is known of it before it runs."""
-
-    layer_id: LayerId
-    module: Any
-    settings: AttentionSettings
-    heads: range
-    """The numbers of this rank's heads in the model."""
-    placement: Placement | None = None
-    """Where they are in the model, if other ranks have others."""
 
 
 class EngineCapture:
@@ -268,8 +254,7 @@ class EngineCapture:
             if is_first:
                 self._read_tokens(record, request_id, first, rows)
             layer = self.watched[name]
-            out = output.view(len(output), layer.settings.heads, -1)[rows]
-            self._record_rows(layer, record, first, query[rows], out, cache, step.blocks[i])
+            self._record_rows(layer, record, first, query[rows], output[rows], cache, step.blocks[i])
 
     def _mark(self, request_id: str) -> RequestMark | None:
         """What a request asks for, read when it first runs. A mark that makes no sense is answered."""
@@ -297,10 +282,8 @@ class EngineCapture:
         i: int,
     ) -> None:
         """Reduce the last row of a request's step to its shares, and compare that row with vLLM's output."""
-        layer, settings, stop = self.watched[name], self.watched[name].settings, step.lengths[i]
-        visible = settings.first_visible(stop - 1)
-        cached = self._layout(layer, cache).read(cache, step.blocks[i], visible, stop)
-        call = attention_call(settings, query[-1:], cached, output[-1:].view(1, settings.heads, -1))
+        layer, stop = self.watched[name], step.lengths[i]
+        visible, call = self._read_call(layer, stop - 1, query[-1:], output[-1:], cache, step.blocks[i])
         m = call.attention_map()
         evidence = examine(m, call.v, call.output, max_rows=None)
         last = self._last_tokens.setdefault(request_id, LastToken(mark.spans))
@@ -327,11 +310,8 @@ class EngineCapture:
         cache: Tensor,
         blocks: Tensor,
     ) -> None:
-        """Record rows of a request: queries (T, H, D) of the positions from `first` on, and their output."""
-        settings, stop = layer.settings, first + len(query)
-        visible = settings.first_visible(first)
-        cached = self._layout(layer, cache).read(cache, blocks, visible, stop)
-        call = attention_call(settings, query, cached, output)
+        """Record rows of a request: queries (T, H, D) of the positions from `first` on, with their output."""
+        visible, call = self._read_call(layer, first, query, output, cache, blocks)
         m = call.attention_map()
         evidence = examine(m, call.v, call.output, max_rows=self.max_rows)
 
@@ -339,37 +319,33 @@ class EngineCapture:
             # On a CPU this would be vLLM's own memory, which the next step writes to.
             return x.to("cpu", copy=True).contiguous()
 
-        name = layer.layer_id.name
-        if name not in record.layers:
-            sinks = None if settings.sinks is None else stored(settings.sinks)
-            record.layers[name] = LayerRecord(
-                layer.layer_id,
-                layer.heads,
-                settings.mask,
-                settings.scale,
-                settings.softcap,
-                sinks,
-                layer.placement,
-            )
+        layer_record = record.layers.setdefault(layer.layer_id.name, LayerRecord(layer))
+        q, lse = stored(m.q[0]), stored(m.lse[0])
         before = first - visible  # the cached keys before the new ones
-        k, v = (x[0, :, before:] for x in (m.k, call.v))
-        layer_record = record.layers[name]
         if not layer_record.continues(first):
-            old_k, old_v = (stored(x[0, :, :before]) for x in (m.k, call.v))
-            if not layer_record.rewind(first, old_k) and first:
+            k, v = (stored(x[0, :, :before]) for x in (m.k, call.v))
+            if not layer_record.rewind(first, k) and first:
                 # What lies behind the window is not there any more, and no row sees it.
-                old_k, old_v = (pad(x, (0, 0, visible, 0)) for x in (old_k, old_v))
-                layer_record.prefix = CachedPrefix(old_k, old_v if self.values else None)
-        layer_record.steps.append(
-            LayerStep(
-                first,
-                stored(m.q[0]),
-                stored(m.lse[0]),
-                stored(k),
-                stored(v) if self.values else None,
-                evidence,
-            )
-        )
+                k, v = (pad(x, (0, 0, visible, 0)) for x in (k, v))
+                prefix = LayerStep(0, q[:, :0], lse[:, :0], k, v if self.values else None, None)
+                layer_record.steps.append(prefix)
+        k, v = (stored(x[0, :, before:]) for x in (m.k, call.v))
+        layer_record.steps.append(LayerStep(first, q, lse, k, v if self.values else None, evidence))
+
+    def _read_call(
+        self, layer: WatchedLayer, first: int, query: Tensor, output: Tensor, cache: Tensor, blocks: Tensor
+    ) -> tuple[int, AttentionCall]:
+        """Return the first key that rows from `first` on see, and their attention to the cached tokens.
+
+        `query` is (T, H, D), and `output` what vLLM computed, (T, H, E) or (T, H·E).
+        """
+        settings, T = layer.settings, len(query)
+        visible = settings.first_visible(first)
+        cached = self._layout(layer, cache).read(cache, blocks, visible, first + T)
+        q, out = (x.transpose(0, 1)[None] for x in (query, output.view(T, settings.heads, -1)))
+        k, v = (x[None] for x in cached)
+        mask, scale, softcap, sinks = settings.mask, settings.scale, settings.softcap, settings.sinks
+        return visible, AttentionCall(q, k, v, out, None, mask, scale, softcap, sinks)
 
     def _layout(self, layer: WatchedLayer, cache: Tensor) -> BlockLayout:
         """Where a layer's keys and values lie in its cache, learned when it first runs."""
@@ -426,15 +402,6 @@ class EngineCapture:
             "first_row": length - layers[0].shape[2],
             "certified": seen.certificate.certified,
         }
-
-
-def attention_call(
-    settings: AttentionSettings, query: Tensor, cached: CachedTokens, output: Tensor
-) -> AttentionCall:
-    """The attention of queries (T, H, D) to cached tokens, with the output (T, H, E) that vLLM computed."""
-    q, out = (x.transpose(0, 1)[None] for x in (query, output))
-    k, v = (x[None] for x in cached)
-    return AttentionCall(q, k, v, out, None, settings.mask, settings.scale, settings.softcap, settings.sinks)
 
 
 def _wrap_in(wrapper: Callable[..., Any], *args: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

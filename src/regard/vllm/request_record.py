@@ -15,110 +15,89 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.recorder.certificates.certificate import Evidence, join_evidence
-from regard.recorder.layer import Layer, LayerId
-from regard.recorder.placement import Placement
+from regard.recorder.layer import Layer
+from regard.vllm.attention_settings import WatchedLayer
 
 
 class LayerStep(NamedTuple):
-    """The rows that one step adds to a layer, of the positions from `first` on, in the CPU's memory."""
+    """What one step adds to a layer: its tokens from the position `first` on, in the CPU's memory.
+
+    A cached prefix is a step whose tokens have keys and no queries. Keys that no row sees may be zeros there:
+    blocks behind a sliding window are freed.
+    """
 
     first: int
-    q: Tensor  # (H, T, D)
-    lse: Tensor  # (H, T)
+    q: Tensor  # (H, T, D), or (H, 0, D)
+    lse: Tensor  # (H, T), or (H, 0)
     k: Tensor  # (G, T, D)
     v: Tensor | None  # (G, T, E)
-    evidence: Evidence
+    evidence: Evidence | None  # None without queries
 
     @property
     def stop(self) -> int:
-        """The position after the last row."""
-        return self.first + self.q.shape[1]
+        """The position after its last token."""
+        return self.first + self.k.shape[1]
 
     def before(self, position: int) -> LayerStep:
-        """The rows before a position."""
+        """What it adds before a position."""
         T = position - self.first
-        evidence = replace(self.evidence, rows=min(self.evidence.rows, T), total_rows=T)
+        evidence, v = self.evidence, self.v
+        if evidence is not None:
+            evidence = replace(evidence, rows=min(evidence.rows, T), total_rows=T)
         q, lse, k = self.q[:, :T], self.lse[:, :T], self.k[:, :T]
-        return LayerStep(self.first, q, lse, k, None if self.v is None else self.v[:, :T], evidence)
-
-
-class CachedPrefix(NamedTuple):
-    """The keys (G, S, D) of the positions before the first row, and their values (G, S, E) if asked for.
-
-    Those that no row sees may be zeros: blocks behind a sliding window are freed.
-    """
-
-    k: Tensor
-    v: Tensor | None
+        return LayerStep(self.first, q, lse, k, None if v is None else v[:, :T], evidence)
 
 
 @dataclass
 class LayerRecord:
     """One layer of a request so far."""
 
-    layer_id: LayerId
-    heads: Sequence[int]
-    """The numbers of its heads in the model."""
-    mask: Mask
-    scale: float
-    softcap: float | None = None
-    sinks: Tensor | None = None  # (H,)
-    placement: Placement | None = None
-    """Where the heads are in the model, if other ranks have others."""
-    prefix: CachedPrefix | None = None
+    watched: WatchedLayer
     steps: list[LayerStep] = field(default_factory=list)
 
-    @property
-    def stop(self) -> int | None:
-        """The position after the last row; None before the first."""
-        return self.steps[-1].stop if self.steps else None
-
     def continues(self, first: int) -> bool:
-        """Whether rows from position `first` on follow the rows so far."""
-        return self.stop == first
+        """Whether tokens from position `first` on follow those so far."""
+        return (self.steps[-1].stop if self.steps else 0) == first
 
     def rewind(self, first: int, keys: Tensor) -> bool:
-        """Forget the rows from position `first` on; return whether the rows before it still hold.
+        """Forget the tokens from position `first` on; return whether those before it still hold.
 
-        `keys` (G, n, D) are the last keys before `first`, as they are cached now. Where they are not those of
-        the rows before it, or where there are no such rows, nothing is left.
+        `keys` (G, n, D) are the last keys before `first`, as they are cached now. Where they are not those
+        that are known, nothing is left.
         """
-        if self.stop is not None and first < self.stop and self.steps[0].first < first:
-            kept = [
-                step if step.stop <= first else step.before(first)
-                for step in self.steps
-                if step.first < first
-            ]
-            known = torch.cat([*([] if self.prefix is None else [self.prefix.k]), *(x.k for x in kept)], 1)
-            if torch.equal(known[:, known.shape[1] - keys.shape[1] :], keys):
-                self.steps = kept
-                return True
-        self.steps, self.prefix = [], None
-        return False
+        steps = [x if x.stop <= first else x.before(first) for x in self.steps if x.first < first]
+        self.steps = []
+        if steps and steps[-1].stop == first:
+            known = torch.cat([x.k for x in steps], 1)
+            if torch.equal(known[:, first - keys.shape[1] :], keys):
+                self.steps = steps
+        return bool(self.steps)
 
     def layer(self) -> Layer:
         """Return the layer with its map, whose rows are the last ones if it has a cached prefix."""
-        prefix = self.prefix
-        k, values = ([] if prefix is None else [prefix.k]), ([] if prefix is None else [prefix.v])
-        k += [step.k for step in self.steps]
-        values += [step.v for step in self.steps]
-        v = [x for x in values if x is not None]
-        evidence = reduce(partial(join_evidence, mask=self.mask), [step.evidence for step in self.steps])
+        layer, settings = self.watched, self.watched.settings
+        q, lse, k = (torch.cat(parts, 1)[None] for parts in zip(*(x[1:4] for x in self.steps), strict=True))
+        values = [x.v for x in self.steps if x.v is not None]
+        evidence = [x.evidence for x in self.steps if x.evidence is not None]
         m = AttentionMap(
-            q=torch.cat([step.q for step in self.steps], 1)[None],
-            k=torch.cat(k, 1)[None],
-            lse=torch.cat([step.lse for step in self.steps], 1)[None],
-            mask=self.mask,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
+            q=q,
+            k=k,
+            lse=lse,
+            mask=settings.mask,
+            scale=settings.scale,
+            softcap=settings.softcap,
+            sinks=None if settings.sinks is None else settings.sinks.to("cpu", copy=True),
         )
-        number, name, stack = self.layer_id
-        all_v = torch.cat(v, 1)[None] if v else None
-        return Layer(number, name, stack, m, evidence, self.heads, all_v, placement=self.placement)
+        return Layer(
+            *layer.layer_id,
+            m,
+            reduce(partial(join_evidence, mask=settings.mask), evidence),
+            layer.heads,
+            torch.cat(values, 1)[None] if values else None,
+            placement=layer.placement,
+        )
 
 
 @dataclass

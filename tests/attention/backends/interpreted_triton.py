@@ -20,7 +20,7 @@ from regard.attention.backends.triton import (
     launch,
     pool,
     row_reductions,
-    spans,
+    span_pool,
 )
 from regard.attention.backends.triton.launch import KernelMap
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
@@ -207,6 +207,36 @@ def test_gradients(case):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
 
 
+def reduced(case):
+    """A case as the kernels that reduce a map take it, with the steps of the same attention in float64."""
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
+    softcap, sinks = (
+        (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
+    )
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
+    problem = prepare(q, k, k, mask=mask)
+    assert launch.unsupported_map_reason(q, k, problem.mask) is None
+    lse = true_lse(steps.masked, sinks).float()
+    return KernelMap(q, k, lse, problem.mask, problem.scale, softcap), steps
+
+
+def square(mask):
+    """The map of 64 queries and as many keys under a mask, and its steps in float64."""
+    q, k, _ = draw(64, 64, B=1)
+    steps = trace(q.double(), k.double(), k.double(), mask)
+    return KernelMap(q, k, true_lse(steps.masked).float(), mask, 0.25, None), steps
+
+
+def with_nan():
+    """A map of two texts in which keys that no query sees hold NaN, all those of the first text."""
+    q, k, _ = draw(20, 60)
+    k[0], k[1, :, 21:] = torch.nan, torch.nan
+    mask = padding([0, 21])
+    lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
+    return KernelMap(q, k, lse, mask, 0.25, None)
+
+
 def binned(weights, rows, cols):
     """Mass and peak of each bin, cut out of the whole matrix one by one."""
     T, S = weights.shape[-2:]
@@ -236,15 +266,8 @@ def binned(weights, rows, cols):
     ),
 )
 def test_pool(case, rows, cols):
-    mask, T, S = CASES[case]
-    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    sinks = torch.randn(2).double()
-    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=2.0)
-    lse = true_lse(steps.masked, sinks).float()
-    assert launch.unsupported_map_reason(q, k, regard.attention.masks.named_masks.as_mask(mask)) is None
-    problem = prepare(q, k, k, mask=mask)
-    found = pool.pool(KernelMap(q, k, lse, problem.mask, problem.scale, 2.0), rows, cols)
-    for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
+    m, steps = reduced(case)
+    for result, truth in zip(pool.pool(m, rows, cols), binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
 
 
@@ -260,10 +283,8 @@ def test_pool(case, rows, cols):
     ids=str,
 )
 def test_pool_of_bins_that_fill_blocks(rows, cols, mask):
-    q, k, _ = draw(64, 64, B=1, D=16)
-    steps = trace(q.double(), k.double(), k.double(), mask)
-    found = pool.pool(KernelMap(q, k, true_lse(steps.masked).float(), mask, 0.25, None), rows, cols)
-    for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
+    m, steps = square(mask)
+    for result, truth in zip(pool.pool(m, rows, cols), binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
 
 
@@ -294,15 +315,13 @@ SPANS = {
 )
 def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
     monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
-    monkeypatch.setattr(spans, "MAX_BUFFER", 1)  # the heads use the buffer in turn
-    mask, T, S = CASES[case]
-    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    steps = trace(q.double(), k.double(), k.double(), mask)
-    lse, problem = true_lse(steps.masked).float(), prepare(q, k, k, mask=mask)
+    monkeypatch.setattr(span_pool, "MAX_BUFFER", 1)  # the heads use the buffer in turn
+    m, steps = reduced(case)
+    B, H, _, S = m.matrix
     bounds = [torch.tensor(SPANS[name]).T for name in (rows, cols)]
-    for gain in (None, torch.rand(len(q), 2, S), torch.randn(len(q), 2, S)):
+    for gain in (None, torch.rand(B, H, S), torch.randn(B, H, S)):
         entries = steps.weights if gain is None else steps.weights * gain.double().unsqueeze(-2)
-        found = pool.pool(KernelMap(q, k, lse, problem.mask, problem.scale, None), *bounds, gain)
+        found = pool.pool(m, *bounds, gain)
         parts = [[entries[..., a:b, c:d] for c, d in SPANS[cols]] for a, b in SPANS[rows]]
         mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts], -2)
         assert_near(found[0], mass, 4e-6)
@@ -316,59 +335,40 @@ def largest(x):
 
 @pytest.mark.parametrize("case", share(CASES, 16, turn=9))
 def test_column_sums(case):
-    mask, T, S = CASES[case]
-    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    softcap, sinks = softcap_and_sinks(case)
-    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
-    lse = true_lse(steps.masked, sinks).float()
-    problem = prepare(q, k, k, mask=mask)
-    assert launch.unsupported_map_reason(q, k, problem.mask) is None
+    m, steps = reduced(case)
+    B, H, T, _ = m.matrix
     few = torch.tensor([1, 2, 17, 29])
     for rows in (None, few):
-        w = 1e3 * torch.randn(len(q), 2, T)
+        w = 1e3 * torch.randn(B, H, T)
         if rows is not None:
             w[:, :, [i for i in range(T) if i not in few]] = 0.0
-        found = column_sums.column_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), w, rows)
+        found = column_sums.column_sums(m, w, rows)
         truth = (w.double().unsqueeze(-2) @ steps.weights).squeeze(-2)
         assert_near(found, truth, 1e-6 * w.abs().sum(-1).max().item())
 
 
 @pytest.mark.at_length("test_interpreted")
 def test_column_sums_beside_rows_and_keys_that_hold_nan():
-    q, k, _ = draw(20, 60)
-    k[0], k[1, :, 21:], q[:, :, 3] = torch.nan, torch.nan, torch.nan
-    mask = padding([0, 21])
-    lse = true_lse(trace(q.double().nan_to_num(), k.double(), k.double(), mask).masked).float()
-    w = torch.randn(2, 2, 20)
+    m, w = with_nan(), torch.randn(2, 2, 20)
+    m.q[:, :, 3] = torch.nan
     w[:, :, 3] = 0.0
-    assert torch.isfinite(column_sums.column_sums(KernelMap(q, k, lse, mask, 0.25, None), w)).all()
-
-
-def softcap_and_sinks(case):
-    return (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
+    assert torch.isfinite(column_sums.column_sums(m, w)).all()
 
 
 @pytest.mark.parametrize("case", share(CASES, 16))
 def test_row_sums_under_a_narrower_mask_and_times_gains(case):
-    mask, T, S = CASES[case]
-    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    softcap, sinks = softcap_and_sinks(case)
-    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
-    lse, problem = true_lse(steps.masked, sinks).float(), prepare(q, k, k, mask=mask)
+    m, steps = reduced(case)
+    B, H, T, S = m.matrix
     for narrow in (window(5), prefix(7)):
-        joint = problem.mask & narrow
-        under = steps.weights * joint.tile(slice(0, T), slice(0, S), (len(q), 2, T, S))
-        found = row_reductions.row_sums(KernelMap(q, k, lse, joint, problem.scale, softcap))
-        assert_near(found, under.sum(-1), 2e-6)
-    u = torch.randn(len(q), 2, S)
-    found = row_reductions.row_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), u)
+        joint = m.mask & narrow
+        under = steps.weights * joint.tile(slice(0, T), slice(0, S), m.matrix)
+        assert_near(row_reductions.row_sums(m._replace(mask=joint)), under.sum(-1), 2e-6)
+    u = torch.randn(B, H, S)
+    found = row_reductions.row_sums(m, u)
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
     if T <= S:  # every query is one of the positions
-        ids, *key_ids = torch.randint(0, 3, (3, len(q), S))
-        tables = torch.stack(key_ids)
-        both = row_reductions.pair_sums(
-            KernelMap(q, k, lse, problem.mask, problem.scale, softcap), ids, tables
-        )
+        ids, *key_ids = torch.randint(0, 3, (3, B, S))
+        both = row_reductions.pair_sums(m, ids, torch.stack(key_ids))
         for found, table in zip(both, key_ids, strict=True):
             counts = (ids[:, S - T :, None] == table[:, None]) & torch.ones(T, S).tril(S - T - 1).bool()
             assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
@@ -376,13 +376,9 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
 
 @pytest.mark.parametrize("case", share(CASES, 16, turn=1))
 def test_topk(case):
-    mask, T, S = CASES[case]
-    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    softcap, sinks = softcap_and_sinks(case)
-    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
-    lse, problem = true_lse(steps.masked, sinks).float(), prepare(q, k, k, mask=mask)
+    m, steps = reduced(case)
     for count in (1, 11) if case in ("causal", "prefix") else (11,):
-        weights, keys = row_reductions.topk(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), count)
+        weights, keys = row_reductions.topk(m, count)
         assert_near(weights, steps.weights.topk(count).values, 2e-6)
         assert torch.equal(keys == -1, weights == 0)
         # Each key is named once, and has the weight that stands beside it.
@@ -407,12 +403,9 @@ def test_topk_of_equal_weights():
 
 @pytest.mark.at_length("test_interpreted")
 def test_row_sums_and_topk_beside_keys_that_hold_nan():
-    q, k, _ = draw(20, 60)
-    k[0], k[1, :, 21:] = torch.nan, torch.nan
-    mask = padding([0, 21])
-    lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
-    assert torch.isfinite(row_reductions.row_sums(KernelMap(q, k, lse, mask, 0.25, None))).all()
-    weights, keys = row_reductions.topk(KernelMap(q, k, lse, mask, 0.25, None), 4)
+    m = with_nan()
+    assert torch.isfinite(row_reductions.row_sums(m)).all()
+    weights, keys = row_reductions.topk(m, 4)
     assert torch.isfinite(weights).all()
     assert (keys[0] == -1).all()
     assert (keys[1] >= 0).all()
@@ -437,22 +430,16 @@ def true_statistics(weights, masked, first_position):
 
 @pytest.mark.parametrize("case", share(CASES, 16, turn=10))
 def test_statistics(case):
-    mask, T, S = CASES[case]
-    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    softcap, sinks = softcap_and_sinks(case)
-    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
-    lse = true_lse(steps.masked, sinks).float()
-    problem = prepare(q, k, k, mask=mask)
-    assert launch.unsupported_map_reason(q, k, problem.mask) is None
-    arguments = (KernelMap(q, k, lse, problem.mask, problem.scale, softcap), S - T)
-    found = row_reductions.statistics(*arguments)
+    m, steps = reduced(case)
+    _, _, T, S = m.matrix
+    found = row_reductions.statistics(m, S - T)
     for result, truth in zip(found, true_statistics(steps.weights, steps.masked, S - T), strict=True):
         # A row without visible keys has −inf for its largest score.
         assert torch.equal(result == -torch.inf, truth == -torch.inf)
         result, truth = (x.masked_fill(truth == -torch.inf, 0.0) for x in (result, truth))
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
     if case in ("causal", "prefix"):
-        for alone, result in zip(row_reductions.row_statistics(*arguments), found[:2], strict=True):
+        for alone, result in zip(row_reductions.row_statistics(m, S - T), found[:2], strict=True):
             assert torch.equal(alone, result)
 
 
@@ -468,9 +455,7 @@ def test_statistics(case):
 )
 def test_summary_of_bins_that_fill_blocks(rows, cols, mask):
     """Cells and statistics from one pass: bins of several to a block, of one block, and of several blocks."""
-    q, k, _ = draw(64, 64, B=1, D=16)
-    steps = trace(q.double(), k.double(), k.double(), mask)
-    m = KernelMap(q, k, true_lse(steps.masked).float(), mask, 0.25, None)
+    m, steps = square(mask)
     found = pool.summary(m, 0, rows, cols)
     truths = *binned(steps.weights, rows, cols), *true_statistics(steps.weights, steps.masked, 0)
     for result, truth in zip(found, truths, strict=True):
@@ -509,14 +494,11 @@ def test_statistics_and_pool_of_some_rows_and_keys(mask):
 
 @pytest.mark.at_length("test_interpreted")
 def test_statistics_of_keys_nobody_sees():
-    q, k, _ = draw(20, 60)
-    k[0], k[1, :, 21:] = torch.nan, torch.nan
-    mask = padding([0, 21])
-    lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
-    for result in row_reductions.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
+    m = with_nan()
+    for result in row_reductions.statistics(m, 40):
         assert not result.isnan().any()
-    k[1, :, 3] = torch.nan  # and one that all see
-    for result in row_reductions.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
+    m.k[1, :, 3] = torch.nan  # and one that all see
+    for result in row_reductions.statistics(m, 40):
         assert torch.isnan(result[1]).all()
         assert not torch.isnan(result[0]).any()
 

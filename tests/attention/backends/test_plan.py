@@ -16,7 +16,7 @@ def tensors(T: int = 8, **options: Any) -> list[torch.Tensor]:
 
 
 def plan(q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
-    return find_plan(q, k, v, mask, scale, None, None, 0.0, "auto")[0]
+    return find_plan((q, k, v, mask, scale, None, None, 0.0, "auto"))[0]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

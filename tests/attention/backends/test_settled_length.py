@@ -49,18 +49,15 @@ def test_a_settled_length_goes_over_once(calls: list[str]) -> None:
     assert calls[9:] == ["flash"] * 2
 
 
-def test_a_cache_that_grows_under_several_layers_does_not(calls: list[str]) -> None:
+@pytest.mark.parametrize(
+    "caches",
+    [[(length, 40) for length in range(5, 30) for _ in range(3)], [(8, 30), (8, 40)] * 10],
+    ids=["lengths that grow under three layers", "other strides"],
+)
+def test_other_lengths_and_strides_do_not_settle(calls: list[str], caches: list[tuple[int, int]]) -> None:
     attention = settled(calls)
-    for length in range(5, 30):
-        for _ in range(3):
-            step(attention, length, capacity=40)
-    assert set(calls) == {"flash"}
-
-
-def test_other_strides_are_another_length(calls: list[str]) -> None:
-    attention = settled(calls)
-    for capacity in [30, 40] * 10:
-        step(attention, 8, capacity)
+    for length, capacity in caches:
+        step(attention, length, capacity)
     assert set(calls) == {"flash"}
 
 
@@ -80,7 +77,7 @@ def test_lengths_share_a_plan(calls: list[str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(plan, "_plans", {})
     q, long, short = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 8, 8)
     regard.attend(q, short, short)
-    found, key = plan.find_plan(q, short, short, None, None, None, None, 0.0, "auto")
+    found, key = plan.find_plan((q, short, short, None, None, None, None, 0.0, "auto"))
     assert found is not None
     assert key is not None
     plan._plans[key] = found._replace(kernel=settled(calls, 8**-0.5))  # as on a GPU
@@ -89,4 +86,4 @@ def test_lengths_share_a_plan(calls: list[str], monkeypatch: pytest.MonkeyPatch)
     assert calls == ["flash"] * 4 + ["chosen"] * 4
     regard.attend(q, long, long)
     assert calls[8:] == ["flash"]
-    assert plan.find_plan(q, long, long, None, None, None, None, 0.0, "auto")[1] == key
+    assert plan.find_plan((q, long, long, None, None, None, None, 0.0, "auto"))[1] == key

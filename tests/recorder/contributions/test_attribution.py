@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.gpt import GPT, Config
+from tests.against.small_sizes import BERT, LLAMA
+from tests.against.test_capture_families import DECODERS, build
 from tests.recorder.contributions.frozen_model import FAMILIES, FrozenModel
 from tests.sampling import combine, share
 
@@ -88,15 +90,19 @@ def test_the_edges_of_a_head_sum_to_its_part(family: str) -> None:
         assert float(edges[4].double().sum()) == pytest.approx(float(attribution.heads[i, 2]), abs=1e-5)
 
 
-def test_the_edges_of_a_gated_head_sum_to_its_part() -> None:
-    pytest.importorskip("transformers")
-    from tests.against.small_sizes import LLAMA
-    from tests.against.test_capture_families import build
-
+def qwen3_next(*layer_types: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A small model whose layers are of these types, and a text."""
     torch.manual_seed(0)
-    settings = LLAMA | {"head_dim": 16, "num_experts": 0, "layer_types": ["full_attention"] * 3}
+    settings = LLAMA | {"head_dim": 16, "num_experts": 0, "layer_types": list(layer_types)}
+    settings |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    settings |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
     model = build("Qwen3NextForCausalLM", settings)
-    seen = regard.capture(model, inputs={"input_ids": torch.randint(3, 97, (1, 9))}, contributions=True)
+    return model, {"input_ids": torch.randint(3, 97, (1, 9))}
+
+
+def test_the_edges_of_a_gated_head_sum_to_its_part() -> None:
+    model, inputs = qwen3_next(*["full_attention"] * 3)
+    seen = regard.capture(model, inputs=inputs, contributions=True)
     attribution = seen.attribution(TOKEN)
     assert attribution.adds_up
     assert seen.output_projection(1).is_gated
@@ -107,25 +113,10 @@ def test_the_edges_of_a_gated_head_sum_to_its_part() -> None:
 
 
 def test_a_hybrid_model_names_what_is_no_softmax_attention() -> None:
-    pytest.importorskip("transformers")
-    from tests.against.small_sizes import LLAMA
-    from tests.against.test_capture_families import build
-
-    torch.manual_seed(0)
-    settings = LLAMA | {
-        "head_dim": 16,
-        "num_experts": 0,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }
-    model = build("Qwen3NextForCausalLM", settings)
-    ids = torch.randint(3, 97, (1, 9))
+    model, inputs = qwen3_next("linear_attention", "full_attention", "linear_attention")
     with torch.no_grad():
-        plain = model(ids).logits
-    seen = regard.capture(model, inputs={"input_ids": ids}, contributions=True)
+        plain = model(**inputs).logits
+    seen = regard.capture(model, inputs=inputs, contributions=True)
     attribution = seen.attribution(TOKEN)
     assert attribution.layers == [1]
     assert attribution.adds_up, attribution
@@ -219,9 +210,6 @@ def test_a_norm_of_another_kind_does_not_add_up_and_is_named() -> None:
 
 
 def test_a_function_on_the_path_that_is_not_linear_is_named() -> None:
-    from tests.against.small_sizes import BERT
-    from tests.against.test_capture_families import build
-
     torch.manual_seed(0)
     model = build("RobertaForMaskedLM", BERT)  # its prediction head calls gelu, not a module
     seen = regard.capture(model, inputs=FAMILIES["bert"].inputs(), contributions=True)
@@ -231,8 +219,6 @@ def test_a_function_on_the_path_that_is_not_linear_is_named() -> None:
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    from tests.against.test_capture_families import DECODERS, build
-
     model, inputs = FAMILIES["llama"].build(), FAMILIES["llama"].inputs()
     seen = regard.capture(model, inputs=inputs)
     with pytest.raises(ValueError, match="attribution: expected a capture made with contributions=True"):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 
 from regard.recorder import Capture
-from regard.show.data.contents import Contents
 from regard.show.data.cuts import Cut, HeadCut
-from regard.show.server.app import Site
-from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
 from tests.captures import captured, predicted
 from tests.patience import HANGING
-from tests.show.server.test_app import SMALL, ask, bearer, reader
+from tests.show.server.client import ask, connect, post
+from tests.show.server.conftest import Serve
 
 HEAD = {"kind": "head", "layer": "1", "head": 2}
 
@@ -32,21 +29,12 @@ def rerun(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., BackgroundServer]]:
-    open_: list[BackgroundServer] = []
-
-    def start(**options: Any) -> BackgroundServer:
-        contents = Contents(predicted(captured(12)))
-        site = Site(contents, reader, **{"run_cut": rerun, "limits": SMALL, **options})
-        open_.append(BackgroundServer(site).start())
-        return open_[-1]
-
-    yield start
-    for running in open_:
-        running.close()
+def serve(serve: Serve) -> Serve:
+    """Starts a server that can run with something cut."""
+    return partial(serve, predicted(captured(12)), run_cut=rerun)
 
 
-def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Callable[..., BackgroundServer]) -> None:
+def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Serve) -> None:
     running = serve()
     assert ask(running, "/api/meta").json["can"]["cut"] is True
     lines = ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines
@@ -73,15 +61,12 @@ def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Callable[..., B
     [
         ({"cuts": [HEAD]}, 400, "text: expected a whole number"),
         ({"text": 4, "cuts": [HEAD]}, 404, "text: expected a number from 0 to 0"),
-        ({"text": 0}, 400, "cuts: expected a list"),
         ({"text": 0, "cuts": [{**HEAD, "head": 9}]}, 400, "head: expected a whole number from 0 to 3"),
-        ({"text": 0, "cuts": [{**HEAD, "layer": "__class__"}]}, 404, "layer: expected one of"),
-        (b"x" * 5000, 413, "at most 4,096 bytes"),
         (b"[]", 400, "expected a JSON object"),
     ],
 )
 def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(
-    body: Any, status: int, message: str, serve: Callable[..., BackgroundServer]
+    body: Any, status: int, message: str, serve: Serve
 ) -> None:
     running = serve()
     answer = ask(running, "/api/cut", body=body, headers={"content-type": "application/json"})
@@ -89,7 +74,7 @@ def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(
     assert len(ask(running, "/api/meta").json["texts"]) == 1
 
 
-def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Callable[..., BackgroundServer]) -> None:
+def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Serve) -> None:
     running = serve()
     assert ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines[-1] == {"text": 1}
     wrong = [{"kind": "head", "layer": "0", "head": 3}]
@@ -98,7 +83,7 @@ def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Callable[..
     assert ask(running, "/api/meta").json["texts"][1]["removed"] is False
 
 
-def test_edited_runs_take_no_text_s_place(serve: Callable[..., BackgroundServer]) -> None:
+def test_edited_runs_take_no_text_s_place(serve: Serve) -> None:
     running = serve()
     for number in range(4):
         lines = ask(running, "/api/cut", body={"text": 0, "cuts": [{**HEAD, "head": number}]}).lines
@@ -108,7 +93,7 @@ def test_edited_runs_take_no_text_s_place(serve: Callable[..., BackgroundServer]
     assert ask(running, "/api/capture", body={"text": "a b c"}).status == 409
 
 
-def test_one_run_at_a_time_and_it_stops_with_its_client(serve: Callable[..., BackgroundServer]) -> None:
+def test_one_run_at_a_time_and_it_stops_with_its_client(serve: Serve) -> None:
     begun, gone, stopped = threading.Event(), threading.Event(), threading.Event()
 
     def slow(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
@@ -121,12 +106,8 @@ def test_one_run_at_a_time_and_it_stops_with_its_client(serve: Callable[..., Bac
             stopped.set()
 
     running = serve(run_cut=slow)
-    with closing(
-        http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=HANGING)
-    ) as client:
-        body = json.dumps({"text": 0, "cuts": [HEAD]}).encode()
-        client.request("POST", "/api/cut", body, {"content-type": "application/json", **bearer(running)})
-        client.getresponse().readline()
+    body = b'{"text": 0, "cuts": [{"kind": "head", "layer": "1", "head": 2}]}'
+    with closing(connect(running, post(running, "/api/cut", body))):
         assert begun.wait(HANGING)
         busy = ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]})
         assert busy.status == 409

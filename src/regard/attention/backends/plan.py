@@ -54,23 +54,17 @@ class Plan(NamedTuple):
 
 _plans: dict[tuple[Any, ...], Plan] = {}
 
+# A plain tuple: a NamedTuple takes half a microsecond to make, and this one is made for every call.
+CallArguments = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any]
+"""What a call of `attend` was given: q, k, v, mask, scale, softcap, sinks, dropout and backend."""
 
-def attend_by_plan(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    scale: Any,
-    softcap: Any,
-    sinks: Any,
-    dropout: Any,
-    backend: Any,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """What `attend` returns, uncompiled, for these arguments; the row log-sum-exp if `return_lse`."""
-    plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
+
+def attend_by_plan(call: CallArguments, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """What `attend` returns, uncompiled, for a call; the row log-sum-exp if `return_lse`."""
+    plan, key = find_plan(call)
     if plan is None:
-        return attend_anew(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse, key)
+        return attend_anew(call, return_lse, key)
+    q, k, v, _, _, softcap, _, dropout, _ = call
     if plan.kernel is not None and not return_lse:
         return plan.kernel(q, k, v), None
     problem = AttentionProblem(*with_four_dimensions(q, k, v), plan.mask, plan.scale, softcap, None, dropout)
@@ -78,17 +72,7 @@ def attend_by_plan(
 
 
 def attend_anew(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    scale: Any,
-    softcap: Any,
-    sinks: Any,
-    dropout: Any,
-    backend: Any,
-    return_lse: bool,
-    key: tuple[Any, ...] | None = None,
+    call: CallArguments, return_lse: bool, key: tuple[Any, ...] | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """`attend_by_plan` of a call without a plan: check it, choose its backend, and cache both under `key`.
 
@@ -96,6 +80,7 @@ def attend_anew(
     """
     if key is not None and (function_mode_count() or dispatch_mode_count()):
         key = None
+    q, k, v, mask, scale, softcap, sinks, dropout, backend = call
     problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     name = choose(problem, backend)
     bound = name == "torch" and key is not None and q.ndim == 4
@@ -117,14 +102,13 @@ def _run(
     return output, lse
 
 
-def find_plan(
-    q: Any, k: Any, v: Any, mask: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any, backend: Any
-) -> tuple[Plan | None, tuple[Any, ...] | None]:
+def find_plan(call: CallArguments) -> tuple[Plan | None, tuple[Any, ...] | None]:
     """The cached plan of calls like this one, or None, and the key of such calls, None if they have no plan.
 
     Types are compared exactly, since 1 == True as a key but not as an argument. Tensors in a mask may change,
     and transformations give operations another meaning.
     """
+    q, k, v, mask, scale, softcap, sinks, dropout, backend = call
     if (
         sinks is not None
         or not (mask is None or (isinstance(mask, Mask) and mask.positional))

@@ -95,14 +95,19 @@ class Understanding:
 
 
 def understand(
-    subject: Subject, *, causal: bool | None, heads: int | None, scale: float | None, always: dict[str, Any]
+    subject: Subject,
+    always: dict[str, Any],
+    *,
+    causal: bool | None = None,
+    heads: int | None = None,
+    scale: float | None = None,
 ) -> Understanding:
     """Find out everything that the probes need to know.
 
     Arguments:
         subject: the code under test.
-        causal, heads, scale: what the caller stated; None if nothing.
         always: fields of every question: a window, a soft cap, a causal flag.
+        causal, heads, scale: what the caller stated; None if nothing.
     """
     declared = causal if causal is not None else declared_causality(subject)
     hypotheses = causal_hypotheses(subject, causal, declared)
@@ -338,19 +343,19 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
         bases: the plain interpretations, most plausible first.
         features: what to try.
     """
-    pairs = itertools.combinations(likeliest(features, _LIKELY), 2)
-    candidates: Iterator[Intent | None] = itertools.chain(
-        bases,
-        (add_feature(base, feature) for feature in features for base in bases),
-        (
-            add_feature(once, second)
-            for first, second in pairs
-            if first.kind != second.kind
-            for base in bases[:2]
-            if (once := add_feature(base, first)) is not None
-        ),
-    )
+    candidates = _with_features(bases, features)
     return next((intent for intent in candidates if intent is not None and _fits(intent, observations)), None)
+
+
+def _with_features(bases: list[Intent], features: list[Feature]) -> Iterator[Intent | None]:
+    """Yield the candidates of `search`, in its order; None where a feature does not apply."""
+    yield from bases
+    for feature, base in itertools.product(features, bases):
+        yield add_feature(base, feature)
+    for first, second in itertools.combinations(likeliest(features, _LIKELY), 2):
+        for base in bases[:2] if first.kind != second.kind else ():
+            once = add_feature(base, first)
+            yield None if once is None else add_feature(once, second)
 
 
 def _fits(intent: Intent, observations: list[Observation]) -> bool:

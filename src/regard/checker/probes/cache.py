@@ -26,7 +26,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.inside import InsideWiring
-from regard.checker.subject.reply import Reply
+from regard.checker.subject.reply import Reply, error_place
 from regard.checker.subject.source import source_of
 
 ADAPTER = (
@@ -61,15 +61,15 @@ def probe_cache(session: CheckSession) -> None:
     causal = _is_causal(session)
     question = session.cases.plain("cache", T=6, seed=80).to(session.dtype)
     trials: list[_Trial] = []
-    error_line, refusal = "", ""
+    last_error: Exception | None = None
+    refusal = ""
     for continuation in _ways(session, adapter):
         try:
             with torch.no_grad():
                 trial = _try(session, continuation, question)
         except Exception as error:  # the module does not have this interface
-            reply = Reply(None, error)
-            error_line = reply.error_line[:160]
-            refusal = refusal or (error_line if reply.is_refusal else "")
+            reply, last_error = Reply(None, error), error
+            refusal = refusal or (reply.error_line[:160] if reply.is_refusal else "")
             continue
         if not causal:
             break
@@ -82,8 +82,8 @@ def probe_cache(session: CheckSession) -> None:
         if not trial.errors:
             _check_second_sequence(session, trial, question)
             return
-    if adapter is not None and not trials:
-        session.add_failure("cache", f"the adapter raised {error_line}")
+    if adapter is not None and last_error is not None:
+        add_failed_adapter(session, adapter, last_error)
     elif refusal and not any(trial.kept for trial in trials):
         session.add_skip("cache", f"it refuses one: {refusal}")
     elif not causal:
@@ -95,6 +95,13 @@ def probe_cache(session: CheckSession) -> None:
         session.add_untried("cache", f"how its {cache} works could not be guessed: {ADAPTER}")
         if any(trial.kept or trial.continuation.explicit for trial in trials):
             session.undecided = f"its {cache} was tried, {_describe(trials[0])}; {ADAPTER}"
+
+
+def add_failed_adapter(session: CheckSession, adapter: Step, error: BaseException | None) -> None:
+    """Leave the verdict open where the caller's adapter raised: the code under test may still be right."""
+    raised = f"{Reply(None, error).error_line[:160]}{error_place(error, adapter)}"
+    session.undecided = f"the adapter of cached= raised {raised}; {ADAPTER}"
+    session.add_untried("cache", "mend the adapter")
 
 
 def _check_longer(session: CheckSession, continuation: Continuation) -> bool:

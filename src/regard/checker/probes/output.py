@@ -19,7 +19,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import name_by_behaviour, visible_tokens
 from regard.checker.probes.questions import output_questions
-from regard.checker.probes.wrong_output import COMPARE, WrongOutput, record_results, smallest_failure
+from regard.checker.probes.wrong_output import COMPARE, WrongOutput, smallest_failure
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.call_tensors import MaskForm
@@ -289,7 +289,7 @@ def probe_output(session: CheckSession) -> None:
         if session.mixed:
             session.add_diagnosis("batch-items-mixed", session.mixed)
         _check_shared_projection(session)
-        record_results(session, observations, wrong)
+        session.add_results(observations, wrong)
         session.right_questions = {o.question.name: o.question for o in reversed(observations)}
         _warn_of_window(session)
         return
@@ -315,7 +315,7 @@ def _compare_with_reference(session: CheckSession, reference: Reference) -> None
             "in another way: give them the same names, or pass two modules whose weights you have made equal"
         )
         return
-    record_results(session, observations, wrong)
+    session.add_results(observations, wrong)
     if failing := [o for o in observations if not session.error(o) < session.tolerance]:
         name_by_behaviour(session, reference, failing)
         case = smallest_failure(session, failing)

@@ -55,7 +55,7 @@ def understand_again(session: CheckSession, subject: Subject) -> CheckSession | 
     """Return a session on the code in another form, with the same promises; a sentence if it does not run."""
     options = session.options
     causal, scale = options.get("causal"), options.get("scale")
-    understanding = understand(subject, causal=causal, heads=None, scale=scale, always=session.always)
+    understanding = understand(subject, session.always, causal=causal, scale=scale)
     if understanding.first.answer is None:
         return f"it raised {understanding.first.error_line}"
     return CheckSession(understanding, options)

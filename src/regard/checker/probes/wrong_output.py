@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
 from regard.checker.interpretation.understand import NEARLY_RIGHT, Understanding, observe, search
-from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, describe_difference, fitting_intents
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import visible_tokens, with_options
@@ -127,15 +127,6 @@ def own_mask(
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
 
-def record_results(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
-    """Record a pass or a failure for every question; `wrong` holds the errors of those that failed."""
-    for name in dict.fromkeys(observation.question.name for observation in observations):
-        if name in wrong:
-            session.add_failure(name, describe_difference(wrong[name]))
-        else:
-            session.add_pass(name)
-
-
 _OTHER_SCALE = re.compile(
     r"\bmuP\b|\bµP\b|1 ?/ ?d(_?head|_?k)?\b(?! ?\*\* ?-?0?\.5)|\bunscaled\b"
     r"|\b(?:not|no|without|never) (?:be )?scal\w+",
@@ -184,13 +175,13 @@ class WrongOutput:
             return False
         self.session.undecided = convention
         right = [o for o in self.observations if o.question.name not in self.wrong]
-        record_results(self.session, right, {})
+        self.session.add_results(right, {})
         return True
 
     def _by_exchanged_sides(self) -> bool:
         if not _sides_exchanged(self.session, self.observations):
             return False
-        record_results(self.session, self.observations, self.wrong)
+        self.session.add_results(self.observations, self.wrong)
         evidence = "Queries come from the context, and keys and values from the sequence."
         self.session.add_diagnosis("roles-shuffled", evidence, distance=self.worst / TOLERANCE)
         return True
@@ -230,7 +221,7 @@ class WrongOutput:
         matches = _diagnose_single_sequence(self.session, self.intents)
         self.session.add_diagnosis("batch-items-mixed", self.session.mixed)
         if not self._report(matches):
-            record_results(self.session, self.observations, self.wrong)
+            self.session.add_results(self.observations, self.wrong)
         return True
 
     def _by_mistakes_of_parts(self) -> bool:
@@ -280,7 +271,7 @@ class WrongOutput:
 
     def _by_example(self) -> bool:
         session = self.session
-        record_results(session, self.observations, self.wrong)
+        session.add_results(self.observations, self.wrong)
         if self.worst < NEARLY_RIGHT:
             evidence = f"The output is right only to {self.worst:.0e}, even in float64: precision is lost."
             session.add_diagnosis("precision-lost", evidence, self.worst, distance=self.worst / TOLERANCE)
@@ -335,7 +326,7 @@ class WrongOutput:
             )
             form = replace(session.compared.mask_form, kind="hide")
             session.compared.mask_form = session.subject.mask_form = form
-            record_results(session, self.observations, {})
+            session.add_results(self.observations, {})
             return True
         if said := _declared_scale(session, first):
             session.undecided = (
@@ -350,7 +341,7 @@ class WrongOutput:
             )
             session.add_skip("window", "it is a convention of this code, or of the model around it")
             return True
-        record_results(session, self.observations, self.wrong)
+        session.add_results(self.observations, self.wrong)
         if "window-off-by-one" in first.names and session.options.get("window") is not None:
             detail = "if your window does not count the query's own key, leave window= out"
             matches = [replace(first, detail=detail), *matches[1:]]

@@ -28,7 +28,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.numbers import judge_lse
 from regard.checker.probes.output import wrong_answers
-from regard.checker.probes.wrong_output import describe_failure, record_results
+from regard.checker.probes.wrong_output import describe_failure
 from regard.checker.ranks.ring import predict_mistakes, predict_orders
 from regard.checker.reference import prepare_reference
 from regard.checker.sandbox import TIMEOUT, WorkerResult, run
@@ -53,7 +53,6 @@ def check_on_processes(
     processes: int,
     init: dict[str, Any],
     options: dict[str, Any],
-    scale: float | None = None,
     reference: Any = None,
 ) -> CheckSession:
     """Run a function on several processes and compare it with attention of the whole sequence.
@@ -64,7 +63,6 @@ def check_on_processes(
         processes: how many, at least 2.
         init: further arguments of the function.
         options: those of `check`.
-        scale: the scale that it should have, if not 1/√D.
         reference: the caller's own version for the whole sequence, to compare with instead.
 
     Returns the session with the findings; raises `CheckError` if a process fails or waits in vain.
@@ -82,7 +80,7 @@ def check_on_processes(
     answers = run_ranks([spec], processes, init, trials)[spec]
     if isinstance(answers, str):
         raise CheckError(f"{subject.name} could not be run on {processes} processes: {answers}")
-    return judge(subject, processes, trials, answers, options, scale, whole)
+    return judge(subject, processes, trials, answers, options, options.get("scale"), whole)
 
 
 def reference_of_whole(
@@ -295,7 +293,7 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
     wrong = wrong_answers(session, observations)
     if wrong and session.reference is None and _name_order(session, observations, processes):
         return
-    record_results(session, observations, wrong)
+    session.add_results(observations, wrong)
     last = observations[-1].answer
     if not wrong:
         session.understanding.right_intent = session.understanding.intents[0]

@@ -325,16 +325,15 @@ def is_tensor(value: Any) -> bool:
 
 
 def make_values(values: dict[str, Any], question: Question) -> dict[str, Any]:
-    """Return arguments with a tensor in place of every shape."""
-    return {name: make_value(name, value, question) for name, value in values.items()}
-
-
-def make_value(name: str, value: Any, question: Question) -> Any:
-    """Return the value of an argument for a question: a tensor if `value` is a shape, else `value` itself.
+    """Return the values of arguments for a question, with a tensor in place of every shape.
 
     B is the batch size, T and S are the numbers of queries and keys, C the width of a sequence; for split
     heads H is their number and D their width.
     """
+    return {name: _make_value(name, value, question) for name, value in values.items()}
+
+
+def _make_value(name: str, value: Any, question: Question) -> Any:
     match = _SHAPE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         # The code may write into it.

@@ -141,7 +141,9 @@ def _continue(
         # The arguments that are always passed belong to the forward pass.
         fixed = make_values(subject.extra, Question("step", x, x, x)) if method == "forward" else {}
         held = dict(zip(names, cache if len(names) == 2 else (cache,), strict=True)) if names else {}
-        result = _function(module, method)(x, **{**fixed, **keywords(start, x), **held, **extra})
+        # Called as a module, its hooks run too.
+        call = module if method == "forward" else getattr(module, method)
+        result = call(x, **{**fixed, **keywords(start, x), **held, **extra})
         y, returned = _split_result(result, x, len(names) == 2)
         if names and returned is None and (cache is None or (isinstance(cache, dict | list) and not cache)):
             raise ValueError("no cache was returned, and none was filled")
@@ -254,11 +256,6 @@ def _steps(module: nn.Module) -> list[str]:
     """Return the methods that continue a sequence by their name."""
     names = [name for name in _methods(module) if _METHOD.search(name.strip("_"))]
     return [name for name in names if len(inspect.signature(getattr(module, name)).parameters) > 0]
-
-
-def _function(module: nn.Module, method: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = module if method == "forward" else getattr(module, method)
-    return function
 
 
 def _split_result(result: Any, x: Tensor, pair: bool) -> tuple[Tensor, Any]:

@@ -235,8 +235,7 @@ def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWi
             places[role] = place
         elif role != "merged" or not _same(*(x.nan_to_num() for x in (wanted, answer.output[0].float()))):
             return None
-    fields = {name: value for name, value in vars(subject).items() if name != "_copies"}
-    inside = InsideSubject(**fields, _copies=subject._copies, places=places)
+    inside = InsideSubject(**vars(subject), places=places)
     inside.sources = _find_sources(inside, question)
     H, G, width = call.q.shape[1], call.k.shape[1], question.q.shape[-1]
     return inside, InsideWiring(H, G, splits=True, width=width, inside=inside)

@@ -19,8 +19,6 @@ from typing import Any
 
 from regard.checker.errors import CheckError, error_line
 
-MAX_LISTED = 1 << 17  # bytes of a file that is parsed only to list what it defines
-
 
 def split(spec: str) -> tuple[str, str]:
     """Split `place:Name` into place and name; CheckError if the file or the name is missing."""
@@ -147,12 +145,10 @@ def _near(path: Path) -> str:
 
 
 def _defined(path: Path) -> str:
-    """List the classes and functions that a file defines, without running it, unless it is very long."""
+    """List the classes and functions that a file defines, without running it."""
     try:
-        if path.stat().st_size > MAX_LISTED:
-            return ""
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deep
+    except (OSError, SyntaxError, ValueError):
         return ""
     names = [n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name[0] != "_"]
     return f": it defines {', '.join(names[:8])}" if names else ""

@@ -101,7 +101,7 @@ class Subject:
 
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""
-        return replace(self, _copies=self._copies, **changes)
+        return replace(self, **changes)  # and the same copies of the module
 
     def run(
         self,

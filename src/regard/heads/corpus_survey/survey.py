@@ -255,7 +255,7 @@ def _join_chunks(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
     result = _make_result(model, plan, total)
     _write_results(result, out)
     shutil.rmtree(chunk_folder(out), ignore_errors=True)
-    return result if isinstance(result, HeadTable) else result.table
+    return result.table
 
 
 def measure_batch(model: SurveyModel, ids: Tensor, first_window: int, examples: int) -> BatchSums:
@@ -275,26 +275,23 @@ def measure_batch(model: SurveyModel, ids: Tensor, first_window: int, examples: 
     return BatchSums(1, windows, tokens, layers, sums, kept)
 
 
-def _make_result(model: SurveyModel, plan: SurveyPlan, total: BatchSums | None) -> SurveyResult | HeadTable:
+def _make_result(model: SurveyModel, plan: SurveyPlan, total: BatchSums | None) -> SurveyResult:
     """The table of a survey that is complete, with its examples if any were kept."""
     if total is None:
         raise ValueError(f"corpus: expected text, but {plan.corpus} has no tokens")
     table = assemble(total.layers, total.sums, texts=total.windows, tokens=total.tokens, model=model.name)
-    if not total.examples:
-        return table
     return SurveyResult(table, total.layers, total.examples, decode_words(total.examples, model.decode))
 
 
-def _write_results(result: SurveyResult | HeadTable, out: Path) -> None:
+def _write_results(result: SurveyResult, out: Path) -> None:
     """Write what a survey found. The table comes last: where it is, the examples are complete."""
     path = result_path(out)
     try:
-        if isinstance(result, SurveyResult):
+        if result.examples:
             write_result(result, path)
-            result.table.save(out)
         else:
             path.unlink(missing_ok=True)  # of an earlier survey
-            result.save(out)
+        result.table.save(out)
     except OSError as error:
         raise OSError(f"cannot write {out}: {error.strerror or error}") from None
 

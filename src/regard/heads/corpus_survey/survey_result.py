@@ -76,6 +76,8 @@ def decode_words(
 ) -> dict[int, str]:
     """The texts of all tokens in examples, by their ids."""
     used = [x.flatten() for layer in examples for x in (layer.ids, layer.query_ids, layer.key_ids)]
+    if not used:
+        return {}
     ids = torch.unique(torch.cat(used).long())
     ids = ids[ids >= 0]
     texts = [f"<{token}>" for token in ids.tolist()] if decode is None else decode(ids)

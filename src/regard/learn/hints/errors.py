@@ -23,14 +23,17 @@ _TABLES = {
 GENERAL = frozenset(hint for _, hint in _TABLES["general"])
 
 
-def find_hint(message: str) -> str:
+def find_hint(message: str, in_class: bool = True) -> str:
     """Return a hint for an error message, "kind: text"; "" if none is known.
+
+    What is said of a module is left out if the error is not `in_class`: a function has no `self`.
 
     >>> find_hint("NameError: name 'W_q' is not defined")
     'W_q belongs to the module: self.W_q'
     """
     for pattern, hint in _TABLES["particular"] + _TABLES["general"]:
-        if found := re.search(pattern, message):
+        is_about_module = "self." in hint or "__init__" in hint
+        if (in_class or not is_about_module) and (found := re.search(pattern, message)):
             return found.expand(hint) if "\\" in hint else hint
     return ""
 

@@ -19,6 +19,7 @@ from regard.learn.exercise import marks_of, plain_solution
 from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE
 from regard.learn.lesson import Lesson, Outcome, Task
 from regard.learn.mistakes import find_mistake
+from regard.learn.wrong_ways import usual_mistakes
 
 if TYPE_CHECKING:
     from regard.learn.hints.first_difference import LineDifference
@@ -211,8 +212,12 @@ def _look(outcome: Outcome, task: Task, lesson: Lesson) -> str:
 
 def _row_of(outcome: Outcome, lesson: Lesson) -> str:
     """What the lesson's table of usual mistakes says of a mistake, if it says so without code; else ""."""
-    row = re.search(rf"^\| `{re.escape(outcome.mistake)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
-    return row[1] if outcome.mistake and row and not CODE.search(row[1]) else ""
+    usual = next((mistake for mistake in usual_mistakes(lesson) if mistake.name == outcome.mistake), None)
+    # Another task makes the same mistake by other lines than those of which the table speaks.
+    if usual is None or usual.task not in ("", outcome.task):
+        return ""
+    row = lesson.says_of(usual.name)
+    return "" if CODE.search(row) else row
 
 
 def _asked(row: str) -> str:

@@ -32,7 +32,7 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
     out = OutputShape((2, 6, 20), "(B, T, d_out)", MERGED)
     weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     x = torch.randn(2, 6, 24)
-    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights, lesson="heads")
+    problem = _wrong_part(thing) or first_run(NAME, thing, INIT, (x,), out, weights)
     if problem is not None:
         return problem
     done = "as many maps as heads, from three products and one softmax."

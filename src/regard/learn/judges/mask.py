@@ -114,7 +114,7 @@ SUSPECTS = (
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class as a causal attention."""
-    return judge_self_attention(NAME, cls, module, masked_before(causal), DONE, causal=True)
+    return judge_self_attention(NAME, cls, masked_before(causal), DONE, causal=True)
 
 
 def judge_test(function: Any, module: ModuleType) -> Outcome:

@@ -35,7 +35,7 @@ def judge_heads(thing: Any, module: ModuleType) -> Outcome:
     weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     projections = ("W_q", "W_k", "W_v", "W_o")
     x = torch.randn(2, 6, 24)
-    problem = first_run(HEADS, thing, module, HEADS_INIT, (x,), out, weights, projections)
+    problem = first_run(HEADS, thing, HEADS_INIT, (x,), out, weights, projections)
     if problem is not None:
         return problem
     if thing(**HEADS_INIT).W_o.bias is not None:
@@ -73,7 +73,7 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
         )
     inputs = torch.randn(2, 3, 24), torch.randn(2, 6, 20)
     out, weights = OutputShape((2, 3, 24), "(B, T, d_model)"), OutputShape((2, 3, 6), "(B, T, S)")
-    problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, lesson="output")
+    problem = first_run(CROSS, thing, CROSS_INIT, inputs, out, weights)
     if problem is not None:
         return problem
     if not torch.triu(thing(**CROSS_INIT).eval()(*inputs)[1], 1).any():

@@ -36,12 +36,12 @@ def scaled(q: Tensor, k: Tensor) -> Tensor:
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class without a scale; one that already has the right scale is right, too."""
-    wrong = find_wrong_form(NAME, cls, module)
+    wrong = find_wrong_form(NAME, cls)
     if wrong is not None:
         return wrong
     if is_equal(example_weights(cls), scaled(X @ WQ, X @ WK)):
-        return judge_self_attention(NAME, cls, module, scaled, SCALED)
-    outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, lesson="projections")
+        return judge_self_attention(NAME, cls, scaled, SCALED)
+    outcome = judge_self_attention(NAME, cls, unscaled, DONE, scale=1.0, lesson="projections")
     if outcome.mistake and is_about_scale(outcome.mistake):
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:

@@ -16,7 +16,7 @@ DONE = "softmax(Q Kᵀ / √d) V: the attention of Vaswani et al. (2017), as sha
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class with the scale 1/√head_dim."""
-    return judge_self_attention(NAME, cls, module, projections.scaled, DONE, lesson="scale")
+    return judge_self_attention(NAME, cls, projections.scaled, DONE, lesson="scale")
 
 
 TASKS = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -44,7 +43,6 @@ def sizes_of(cls: Any, d_model: int = D_MODEL, head_dim: int = HEAD_DIM) -> dict
 def judge_self_attention(
     name: str,
     cls: Any,
-    module: ModuleType,
     weigh: Weigh,
     done: str,
     **options: Any,
@@ -54,12 +52,11 @@ def judge_self_attention(
     Arguments:
         name: of the task.
         cls: the learner's class.
-        module: the learner's file.
         weigh: the right weights of queries and keys.
         done: what to say if it is right.
         options: of `check_attention`: `lesson`, and keyword arguments of `regard.check`.
     """
-    wrong = find_wrong_form(name, cls, module) or find_wrong_values(name, cls, weigh)
+    wrong = find_wrong_form(name, cls) or find_wrong_values(name, cls, weigh)
     wrong = wrong or _find_wrong_weights(name, cls, weigh)
     if wrong is not None:
         return wrong
@@ -77,10 +74,10 @@ def judge_self_attention(
     return replace(outcome, picture=example_picture(["your weights"], [weights]))
 
 
-def find_wrong_form(name: str, cls: Any, module: ModuleType) -> Outcome | None:
+def find_wrong_form(name: str, cls: Any) -> Outcome | None:
     """Return what keeps the class from being run and compared at all; None if nothing does."""
     out, weights = OutputShape((B, T, HEAD_DIM), "(B, T, head_dim)"), OutputShape((B, T, T), "(B, T, T)")
-    return first_run(name, cls, module, sizes_of(cls), (draw(B, T, D_MODEL),), out, weights)
+    return first_run(name, cls, sizes_of(cls), (draw(B, T, D_MODEL),), out, weights)
 
 
 def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:

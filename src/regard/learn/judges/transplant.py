@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import NAN, wrong_weights
 from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
@@ -28,7 +27,7 @@ from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import is_right, named_mistake
 from regard.learn.judges.trained_heads import block_of, encode, load_model
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
-from regard.learn.wrong_ways import define, read_pairs, wrong_ways
+from regard.learn.wrong_ways import define, wrong_ways
 from regard.recorder import capture
 
 TEXT = "the king of the city and the king of"
@@ -261,12 +260,7 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
     name, call = "layer_input", layer_call(LAYER)
     # Of a copy: a hook that is never removed stays in it.
     model = copy.deepcopy(load_model())
-    try:
-        x = function(model, token_ids(), LAYER)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return error_outcome(name, error, module, read_pairs("transplant", name, "errors"))
+    x = function(model, token_ids(), LAYER)
     if isinstance(x, tuple):
         return Outcome(
             name,

@@ -45,6 +45,11 @@ class TileSide(NamedTuple):
         size: int = self.places.stop - self.places.start
         return size
 
+    @property
+    def is_in_line(self) -> bool:
+        """Whether its places are neighbouring positions, each of them once."""
+        return self.padding is None and self.size == self.last - self.first + 1
+
 
 def join_sides(sides: Sequence[TileSide]) -> TileSide:
     """Join neighbouring sides to one."""

@@ -26,7 +26,7 @@ from regard.maps.tile_passes.sweep import LOG_ZERO, finite_lse
 
 QUERIES, KEYS = 128, 128  # of a block, of which the mask tells whether anything in it is visible
 TILE = 1 << 19  # weights of a tile of all heads, in blocks of neighbouring keys: 2 MiB in float32
-GROUP = 16  # keys of which the largest is compared first, where the largest of a row are looked for
+GROUP = 8  # keys of which the largest is compared first, where the largest of a row are looked for
 MAX_CACHED = 1 << 23  # weights whose visibility is cached: 32 MiB in float32
 
 
@@ -62,8 +62,10 @@ class HeadPass:
     passes. `gain` (heads, S), if given, multiplies the weights of each key.
     """
 
-    def __init__(self, m: MapData, b: int, heads: slice, tiling: Tiling, gain: Tensor | None = None) -> None:
-        self.b, self.heads, self.tiling = b, heads, tiling
+    def __init__(
+        self, m: MapData, b: int, heads: slice, share: int, tiling: Tiling, gain: Tensor | None = None
+    ) -> None:
+        self.at, self.share, self.tiling = (b, heads), share, tiling
         self.q_bins, self.k_bins = q_bins, k_bins = tiling.q_bins, tiling.k_bins
         self.scale, self.softcap = m.scale, m.softcap
         self.mask = m.mask.select(slice(b, b + 1), heads)
@@ -105,8 +107,12 @@ class HeadPass:
     def empty_cells(self) -> PooledCells:
         """Cells of zeros, to be filled by a pass."""
         shape = len(self.q), len(self.q_bins.sizes), len(self.k_bins.sizes)
-        cells = self.q.new_zeros(2 if self.gain is None else 3, *shape, dtype=self.dtype)
-        return PooledCells(cells[0], cells[1], None if self.gain is None else cells[2])
+        sums, tops = self.q.new_zeros(2, *shape, dtype=self.dtype)
+        return self.cells_in(sums, tops)
+
+    def cells_in(self, sums: Tensor, tops: Tensor) -> PooledCells:
+        """Cells whose sums and maxima are in the memory that is given, and are added to by a pass."""
+        return PooledCells(sums, tops, None if self.gain is None else torch.zeros_like(tops))
 
     def empty_statistics(self) -> PlaceStatistics:
         """Statistics of no weights, to be added to by a pass."""
@@ -284,6 +290,7 @@ class Tiling:
     def __init__(self, m: MapData, q_bins: Bins, k_bins: Bins) -> None:
         self.q_bins, self.k_bins, self.device, self.dtype = q_bins, k_bins, m.device, m.result_dtype
         self.shape = m.matrix[2:]
+        self._is_band = m.mask.band(*self.shape) is not None
         self.q_positions = q_bins.places + m.first_position  # (places,) among the keys
         self.listed: tuple[Mask, list[ScoreTile]] | None = None
         self.memory: dict[tuple[Any, ...], Tensor] = {}
@@ -350,7 +357,10 @@ class Tiling:
 
         Both are (heads or 1, queries, keys).
         """
-        place = heads, q.places.start, k.places.start, k.places.stop
+        place: tuple[int, ...] = heads, q.places.start, k.places.start, k.places.stop
+        if self._is_band and q.is_in_line and k.is_in_line and not mask.biased:
+            # What is as far from the diagonal looks the same.
+            place = heads, q.first - k.first, q.size, k.size
         if place in self.cache and self.cache[place][0] is mask:
             return self.cache[place][1:]
         queries, keys = self.q_bins.places[q.places], self.k_bins.places[k.places]

@@ -19,8 +19,8 @@ from regard.maps import kernels
 from regard.maps.data import MapData
 from regard.maps.spans import equal_bounds
 from regard.maps.tile_passes import head_pass, sweep
-from regard.maps.tile_passes.bins import Bins, find_runs, make_bins, whole_bins
-from regard.maps.tile_passes.head_pass import HeadPass, PlaceStatistics, PooledCells, ScoreTile, Tiling
+from regard.maps.tile_passes.bins import find_runs, make_bins, whole_bins
+from regard.maps.tile_passes.head_pass import HeadPass, PlaceStatistics, ScoreTile, Tiling
 from regard.maps.tile_passes.sweep import RowStatistics
 
 Region = tuple[slice, slice]
@@ -111,7 +111,7 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     tiling = Tiling(m, q_bins, k_bins)
 
     def receive(head: HeadPass, tiles: list[ScoreTile]) -> Tensor:
-        return k_bins.by_position(head.receive(tiles, row_weights[head.b, head.heads]), S)
+        return k_bins.by_position(head.receive(tiles, row_weights[head.at]), S)
 
     for at, part in _fold_tiles(m, tiling, receive):
         total[at] += part
@@ -162,7 +162,7 @@ def fill_dense(m: MapData, dense: Tensor) -> None:
 
     def fill(head: HeadPass, tiles: list[ScoreTile]) -> None:
         for tile, _, weights, _ in head.weigh(tiles, keep_logs=False):
-            dense[head.b, head.heads, tile.q.places, tile.k.places] = weights
+            dense[*head.at, tile.q.places, tile.k.places] = weights
 
     for _ in _fold_tiles(m, _whole_tiling(m), fill) if 0 not in m.matrix else ():
         pass
@@ -217,17 +217,26 @@ def _pass_over_tiles(
     q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells)
     k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells)
 
-    def sweep_head(head: HeadPass, tiles: list[ScoreTile]) -> tuple[Overview | None, PlaceStatistics | None]:
-        pooled = head.empty_cells() if cells else None
+    def sweep_head(
+        head: HeadPass, tiles: list[ScoreTile]
+    ) -> tuple[Tensor | None, list[Tensor], PlaceStatistics | None]:
         of_places = head.empty_statistics() if statistics else None
+        if not cells:
+            head.sweep(tiles, None, of_places)
+            return None, [], of_places
+        # The first share of a head fills the overview itself: more memory is a fifth of a short map's time.
+        fills = head.share == 0 and head.dtype == m.lse.dtype
+        pooled = head.cells_in(overview.mass[head.at], overview.max[head.at]) if fills else head.empty_cells()
         head.sweep(tiles, pooled, of_places)
-        return None if pooled is None else _overview(pooled, q_bins), of_places
+        lows = [] if pooled.lows is None else [pooled.lows]
+        return (None, lows, of_places) if fills else (pooled.sums, [pooled.tops, *lows], of_places)
 
     tiling = Tiling(m, q_bins, k_bins)
-    for at, (pooled, of_places) in _fold_tiles(m, tiling, sweep_head, gain):
-        if pooled is not None:
-            overview.mass[at] += pooled.mass
-            overview.max[at] = larger(overview.max[at], pooled.max)
+    for at, (sums, extremes, of_places) in _fold_tiles(m, tiling, sweep_head, gain):
+        if sums is not None:
+            overview.mass[at] += sums
+        for extreme in extremes:
+            overview.max[at] = larger(overview.max[at], extreme)
         if of_places is not None:
             stats.entropy[at] += q_bins.by_position(of_places.entropy, T)
             distance = tiling.distances(of_places.total_and_back)
@@ -236,13 +245,8 @@ def _pass_over_tiles(
             total[at] += q_bins.by_position(of_places.total_and_back[0], T)
             of_rows = q_bins.by_position(of_places.largest, T)
             largest[at] = torch.maximum(largest[at], of_rows)
+    overview.mass.div_(q_bins.sizes[:, None])
     return overview, sweep.finish_statistics(m, stats, total) if statistics else stats
-
-
-def _overview(cells: PooledCells, q_bins: Bins) -> Overview:
-    """The mean row mass and the entry of largest magnitude, (heads, rows, cols), of some heads' cells."""
-    top = cells.tops if cells.lows is None else larger_magnitude(cells.tops, cells.lows)
-    return Overview(cells.sums / q_bins.sizes[:, None], top)
 
 
 def larger_magnitude(x: Tensor, y: Tensor) -> Tensor:
@@ -280,7 +284,7 @@ def _fold_tiles(
     def work(unit: tuple[int, int, int]) -> tuple[tuple[int, slice], Result]:
         b, first, share = unit
         at = b, slice(first, min(first + at_once, H))
-        head = HeadPass(m, *at, tiling, None if gain is None else gain[at])
+        head = HeadPass(m, *at, share, tiling, None if gain is None else gain[at])
         # Every so many, as later queries of a causal mask see more keys.
         return at, reduce(head, head.tiles()[share::shares])
 

@@ -16,13 +16,12 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.attention.attend import attend
-from regard.attention.backends.plan import attend_by_plan
+from regard.attention.backends.plan import CallArguments, attend_by_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.context_parallel.ring import RingCall, ring_listeners
 from regard.attention.inputs import as_batch_mask
@@ -58,20 +57,10 @@ def intercepted() -> Iterator[None]:
         yield
 
 
-def observed_attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Any,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-    backend: str,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+def observed_attend(arguments: CallArguments, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """Compute a call of `attend` and pass it to the listeners of this context."""
-    plain = functools.partial(attend_by_plan, q, k, v, mask, scale, softcap, sinks, dropout, backend)
+    q, k, v, mask, scale, softcap, sinks, dropout, backend = arguments
+    plain = functools.partial(attend_by_plan, arguments)
     listeners = current_listeners()
     # Of the code that called `attend`, two frames up.
     caller = sys._getframe(2).f_globals.get("__name__", "")

@@ -19,15 +19,14 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.recorder.certificates.certificate import Evidence
-from regard.recorder.layer import Layer, LayerData, LayerSettings
+from regard.recorder.layer import Layer, LayerData, LayerId
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.evidence_data import describe_evidence
@@ -74,35 +73,37 @@ def write_capture(seen: Capture, folder: Folder) -> None:
         folder.release()
 
 
+class LayerFile(NamedTuple):
+    """The file of a layer, and who wrote it."""
+
+    path: Path
+    checksum: int
+    """Compared with that of the file at its first use."""
+    shard: ShardId | None = None
+    """The shard that the layer belongs to, as the file has to say too."""
+    folder: Folder | None = None
+    """The folder that wrote it: a temporary one is deleted with the last of its layers."""
+
+
 class StoredLayer(Layer):
     """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
 
-    `shape` and `evidence` come from `capture.json`, so that neither needs the file. `checksum` is that of the
-    file, which is compared at its first use. `folder` is the folder that wrote it: a temporary one is deleted
-    with the last of its layers. `shard` is the shard that it belongs to, as its file has to say too.
+    `shape` and `evidence` come from `capture.json`, so that neither needs the file.
     """
 
     def __init__(
         self,
-        number: int,
-        name: str,
-        stack: str,
+        layer_id: LayerId,
         shape: Sequence[int],
         evidence: Evidence,
         heads: Sequence[int],
-        file: Path,
-        checksum: int,
-        folder: Folder | None = None,
-        placement: Placement | None = None,
-        shard: ShardId | None = None,
+        placement: Placement | None,
+        stored: LayerFile,
     ) -> None:
-        super().__init__(number, name, stack, None, evidence, heads, placement=placement)
+        super().__init__(*layer_id, None, evidence, heads, placement=placement)
         self._shape = tuple(shape)
-        self.file = file
-        self.checksum = checksum
+        self.stored, self.file = stored, stored.path
         self._is_checked = False
-        self.folder = folder
-        self.shard = shard
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -110,24 +111,19 @@ class StoredLayer(Layer):
         B, H, T, S = self._shape
         return B, H, T, S
 
-    @cached_property
-    def settings(self) -> LayerSettings:
-        """Its mask, scale, widths and so on, without any tensor."""
-        return super().settings
-
     def data(self) -> LayerData:
         """Open the file and return its tensors, which are read from disk when they are used."""
         is_map = self.placement is None or self.placement.is_map
-        data = layer_file.read(self.file, shard_label(self, self.shard), is_map)
+        data = layer_file.read(self.file, shard_label(self, self.stored.shard), is_map)
         if data.matrix != self.shape:
             raise CaptureFileError(
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
                 f"got {data.matrix}"
             )
-        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.checksum:
+        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.stored.checksum:
             raise CaptureFileError(
-                f"{self.file} is damaged: expected a file with the checksum {self.checksum:08x}, as {INDEX} "
-                f"says, got {found:08x}"
+                f"{self.file} is damaged: expected a file with the checksum {self.stored.checksum:08x}, as "
+                f"{INDEX} says, got {found:08x}"
             )
         self._is_checked = True
         return data
@@ -194,21 +190,11 @@ class Folder(Store):
         name = re.sub(r"[^\w.-]", "_", str(layer.key))[:100]
         file = self.path / f"layer-{name}-{next(self._names)}.safetensors"
         layer_file.write(layer.data(), file, shard_label(layer, self.shard))
-        if isinstance(instead_of, StoredLayer) and instead_of.folder is self:
+        if isinstance(instead_of, StoredLayer) and instead_of.stored.folder is self:
             instead_of.file.unlink(missing_ok=True)
-        return StoredLayer(
-            layer.number,
-            layer.name,
-            layer.stack,
-            layer.shape,
-            layer.evidence,
-            layer.heads,
-            file,
-            layer_file.checksum(file),
-            self,
-            layer.placement,
-            self.shard,
-        )
+        stored = LayerFile(file, layer_file.checksum(file), self.shard, self)
+        layer_id, placement = layer.layer_id, layer.placement
+        return StoredLayer(layer_id, layer.shape, layer.evidence, layer.heads, placement, stored)
 
     def finish(self, seen: Capture) -> None:
         """Write `capture.json`, so that the folder holds this capture, and delete the files of older ones."""
@@ -256,7 +242,7 @@ def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str
             "shape": list(layer.shape),
             "heads": list(layer.heads),
             "file": layer.file.name,
-            "checksum": layer.checksum,
+            "checksum": layer.stored.checksum,
             "placement": None if layer.placement is None else layer.placement._asdict(),
             "evidence": describe_evidence(layer.evidence),
         }

@@ -8,14 +8,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from regard.recorder.certificates.certificate import Evidence, ShardEvidence
+from regard.recorder.layer import shard_evidence
 from regard.recorder.rank_group import RankGroup
-from regard.support.files import check_type, parse_object, shorten
+from regard.support.files import parse_object
+from regard.support.plain_data import read_plain
 
 if TYPE_CHECKING:
     from regard.recorder.result import Capture
-
-NOT_FINITE = ("inf", "-inf", "nan")  # as JSON has them: it has none of these numbers
-TYPES = {"float": float, "int": int, "bool": bool, "str": str}
 
 
 def describe_evidence(evidence: Evidence) -> dict[str, Any]:
@@ -28,47 +27,14 @@ def _json_number(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_evidence(described: dict[str, Any]) -> Evidence:
-    """The evidence that was described, whose fields have the types that the class declares."""
-    # The annotations of a dataclass are text under `from __future__ import annotations`.
-    types = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(Evidence)}
-    if unknown := sorted(described.keys() - types):
-        raise ValueError(f"evidence: expected the fields {', '.join(types)}, got {shorten(unknown)}")
-    values: dict[str, Any] = {}
-    for name, value in described.items():
-        kind, *optional = types[name]
-        if kind == "float" and value in NOT_FINITE:
-            values[name] = float(value)
-        elif kind == "tuple[int, ...]":
-            values[name] = tuple(check_type(name, n, int) for n in check_type(name, value, list))
-        else:
-            values[name] = None if value is None and optional else check_type(name, value, TYPES[kind])
-    try:
-        return Evidence(**values)
-    except TypeError as error:  # a required field is missing
-        raise ValueError(f"evidence: {error}") from None
-
-
 def exchange_evidence(seen: Capture, ranks: RankGroup) -> tuple[ShardEvidence, ...]:
     """Tell the other ranks the evidence of this one, and return theirs. All ranks call it."""
-    layers = [
-        {
-            "key": layer.key,
-            "heads": layer.heads,
-            "rows": None if layer.placement is None else layer.placement.rows,
-            "evidence": describe_evidence(layer.evidence),
-        }
-        for layer in seen.layers
-    ]
+    parts = [shard_evidence(layer, layer.evidence) for layer in seen.layers]
+    layers = [part._asdict() | {"evidence": describe_evidence(part.evidence)} for part in parts]
     texts = ranks.exchange(json.dumps({"layers": layers}))
     return tuple(
-        ShardEvidence(
-            layer["key"],
-            tuple(layer["heads"]),
-            None if layer["rows"] is None else tuple((first, stop) for first, stop in layer["rows"]),
-            read_evidence(layer["evidence"]),
-        )
+        part
         for rank, text in enumerate(texts)
         if rank != ranks.rank
-        for layer in parse_object(text)["layers"]
+        for part in read_plain(list[ShardEvidence], parse_object(text)["layers"], "layers")
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.head_join import join_heads
 from regard.maps import AttentionMap
 from regard.recorder.certificates.certificate import Evidence, join_shard_evidence
-from regard.recorder.layer import Layer, LayerData, LayerMap, LayerSettings, shard_evidence
+from regard.recorder.layer import Layer, LayerData, LayerMap, shard_evidence
 from regard.recorder.placement import Runs, kv_slots
 from regard.recorder.result import Capture
 from regard.recorder.summary import LayerSummary
@@ -47,17 +46,16 @@ def join_captures(shards: Sequence[Capture]) -> Capture:
     joined = dataclasses.replace(
         first,
         layers=[_join_layer(layers, evidence[key]) for key, layers in parts.items()],
-        tokens=next((shard.tokens for shard in shards if shard.tokens is not None), None),
-        target_tokens=next((x.target_tokens for x in shards if x.target_tokens is not None), None),
         missing={name: kind for shard in shards for name, kind in shard.missing.items()},
         other_mixers={name: kind for shard in shards for name, kind in shard.other_mixers.items()},
         is_whole=all(shard.is_whole for shard in shards),
-        predictions=next((shard.predictions for shard in shards if shard.predictions is not None), None),
-        pictures=next((shard.pictures for shard in shards if shard.pictures is not None), None),
         shard=None,
         elsewhere=(),
         fingerprint=None,
     )
+    for name in ("tokens", "target_tokens", "predictions", "pictures"):
+        known = (x for shard in shards if (x := getattr(shard, name)) is not None)
+        setattr(joined, name, next(known, None))
     joined.seal()
     return joined
 
@@ -164,11 +162,6 @@ class JoinedLayer(Layer):
         """The shape (B, H, T, S) of its map."""
         return self._shape
 
-    @cached_property
-    def settings(self) -> LayerSettings:
-        """Its mask, scale, widths and so on, without any tensor."""
-        return super().settings
-
     def head_map(self, head: int) -> LayerMap:
         """Return the map (B, T, S) of one head; if one rank has all of it, from that rank's file alone."""
         for part, placement in self.parts:
@@ -205,29 +198,30 @@ class JoinedLayer(Layer):
         sinks = [m.sinks for m in maps if m.sinks is not None]
         if len(sinks) not in (0, len(maps)):
             raise ValueError("expected sink logits on all ranks or on none")
+        rows = [placement.rows for _, placement in self.parts]
         joined = AttentionMap(
-            q=self._join_rows([m.q for m in maps]),
+            q=self._join_heads([m.q for m in maps], rows),
             k=self._join_keys([m.k for m in maps]),
-            lse=self._join_rows([m.lse for m in maps]),
+            lse=self._join_heads([m.lse for m in maps], rows),
             mask=self._join_masks([m.mask for m in maps]),
             scale=maps[0].scale,
             softcap=maps[0].softcap,
-            sinks=self._join_by_head([x[None, :, None] for x in sinks]).flatten() if sinks else None,
+            sinks=self._join_heads([x[None, :, None] for x in sinks]).flatten() if sinks else None,
         )
         joined.mask.check(joined.matrix)
         return LayerData(joined, joined_values)
 
-    def _indices(self, part: Layer) -> list[int]:
-        """Return the index of each head of a part among those of the layer."""
-        return [self.heads.index(head) for head in part.heads]
+    def _join_heads(self, tensors: Sequence[Tensor], rows: Sequence[Runs | None] | None = None) -> Tensor:
+        """Join tensors (B, h, n, …) of all parts; `rows` are those of the layer that each part has.
 
-    def _join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Join tensors (B, h, t, …) of all parts."""
-        pieces = [
-            Piece(x, self._indices(part), placement.rows)
-            for x, (part, placement) in zip(tensors, self.parts, strict=True)
-        ]
-        return _put_together(pieces, self.shape[:3])
+        Without them the tensors have the same n for every head.
+        """
+        pieces = []
+        for i, (x, (part, _)) in enumerate(zip(tensors, self.parts, strict=True)):
+            heads = [self.heads.index(head) for head in part.heads]
+            pieces.append(Piece(x, heads, None if rows is None else rows[i]))
+        length = tensors[0].shape[2] if rows is None else self.shape[2]
+        return _put_together(pieces, (len(tensors[0]), len(self.heads), length))
 
     def _join_keys(self, tensors: Sequence[Tensor]) -> Tensor:
         """Join tensors (B, g, s, …) of all parts, with each key/value head as often as the layer needs it."""
@@ -240,17 +234,10 @@ class JoinedLayer(Layer):
             pieces.append(Piece(x[:, local], slots, placement.keys))
         return _put_together(pieces, (self.shape[0], len(self._slots), self.shape[3]))
 
-    def _join_by_head(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Join tensors (B, h, n, …) of all parts, which have an entry for each head and nothing for rows."""
-        pieces = [
-            Piece(x, self._indices(part), None) for x, (part, _) in zip(tensors, self.parts, strict=True)
-        ]
-        return _put_together(pieces, (len(tensors[0]), len(self.heads), tensors[0].shape[2]))
-
     def _join_summaries(self, summaries: Sequence[LayerSummary]) -> LayerSummary:
         if not all(placement.is_map for _, placement in self.parts):
             raise ValueError("expected statistics of all rows on every rank, got some of them")
-        return LayerSummary(*(self._join_by_head(tensors) for tensors in zip(*summaries, strict=True)))
+        return LayerSummary(*(self._join_heads(tensors) for tensors in zip(*summaries, strict=True)))
 
     def _join_masks(self, masks: Sequence[Mask]) -> Mask:
         listed = [head for part, _ in self.parts for head in part.heads]

@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.pictures.patch_layout import PatchLayout, PatchSpan, Pictures
 from regard.pictures.patches import MAX_GRID
 from regard.pictures.picture import MAX_SIDE, Picture
 from regard.recorder.picture_reader import MAX_PICTURES
-from regard.support.files import CaptureFileError, atomic_write, check_type, get_field, open_file, shorten
+from regard.support.files import CaptureFileError, atomic_write, open_file, shorten
 from regard.support.png import decode_png
 
 PICTURE_FILE = re.compile(r"picture-[\w-]{1,100}\.png")
@@ -52,34 +52,41 @@ def _describe_layout(layout: PatchLayout) -> dict[str, Any]:
     }
 
 
-def read_pictures(described: dict[str, Any], folder: Path, keys: Sequence[int | str]) -> Pictures:
+class LayoutDescription(NamedTuple):
+    """A `PatchLayout` as `capture.json` has it."""
+
+    spans: tuple[PatchSpan, ...]
+    special: list[tuple[int, str]]
+
+
+class PicturesDescription(NamedTuple):
+    """The pictures of a capture as `capture.json` has them."""
+
+    files: list[str]
+    about: str
+    layouts: list[list[LayoutDescription]]
+    axes: list[tuple[int | str, int, int]]
+    text: int
+
+
+def read_pictures(described: PicturesDescription, folder: Path, keys: Sequence[int | str]) -> Pictures:
     """Rebuild what `describe_pictures` described; a ValueError names the field that is wrong.
 
     `keys` are those of the capture's layers.
     """
-    files = [check_type("files", file, str) for file in get_field(described, "files", list)]
+    files = described.files
     if len(files) > MAX_PICTURES:
         raise ValueError(f"pictures: expected at most {MAX_PICTURES} files, got {len(files)}")
-    layouts = tuple(
-        tuple(
-            _read_layout(check_type("layouts", x, dict), len(files))
-            for x in check_type("layouts", group, list)
-        )
-        for group in get_field(described, "layouts", list)
-    )
-    text = get_field(described, "text", int)
-    axes: dict[int | str, tuple[int, int]] = {}
-    for axis in get_field(described, "axes", list):
-        key, *groups = check_type("axes", axis, list) or [None]
-        if key not in keys or len(groups) != 2:
-            raise ValueError(f"pictures: axes: expected a layer and two groups, got {shorten(axis)}")
-        axes[key] = (check_type("axes", groups[0], int), check_type("axes", groups[1], int))
-    for group in (text, *(group for groups in axes.values() for group in groups)):
+    layouts = tuple(tuple(_read_layout(x, len(files)) for x in group) for group in described.layouts)
+    axes = {key: (queries, of_keys) for key, queries, of_keys in described.axes}
+    if unknown := axes.keys() - set(keys):
+        raise ValueError(f"pictures: axes: expected keys of layers, got {shorten(unknown)}")
+    for group in (described.text, *(group for groups in axes.values() for group in groups)):
         if not -1 <= group < len(layouts):
             raise ValueError(f"pictures: expected one of {len(layouts)} groups of layouts, got {group}")
     images = tuple(Picture(_read_pixels(file, folder)) for file in files)
     # Anyone may have written the text, and the page shows it.
-    return Pictures(images, get_field(described, "about", str)[:1000], layouts, axes, text)
+    return Pictures(images, described.about[:1000], layouts, axes, described.text)
 
 
 def _read_pixels(file: str, folder: Path) -> Any:
@@ -97,23 +104,12 @@ def _read_pixels(file: str, folder: Path) -> Any:
         raise ValueError(f"{file}: {error}") from None
 
 
-def _read_layout(described: dict[str, Any], images: int) -> PatchLayout:
-    spans = []
-    for span in get_field(described, "spans", list):
-        fields = check_type("spans", span, list)
-        if len(fields) != 5:
-            raise ValueError(f"spans: expected five fields, got {shorten(span)}")
-        picture, first, rows, cols = (check_type("spans", n, int) for n in fields[:4])
-        places = tuple(check_type("places", n, int) for n in check_type("places", fields[4], list))
-        is_grid = 0 < rows <= MAX_GRID and 0 < cols <= MAX_GRID
-        is_inside = all(0 <= place < rows * cols for place in places)
-        if not -1 <= picture < images or first < 0 or not is_grid or not is_inside:
+def _read_layout(described: LayoutDescription, images: int) -> PatchLayout:
+    for span in described.spans:
+        is_grid = 0 < span.rows <= MAX_GRID and 0 < span.cols <= MAX_GRID
+        is_inside = all(0 <= place < span.rows * span.cols for place in span.places)
+        if not -1 <= span.picture < images or span.first < 0 or not is_grid or not is_inside:
             raise ValueError(f"spans: expected patches of one of {images} pictures, got {shorten(span)}")
-        spans.append(PatchSpan(picture, first, rows, cols, places))
-    special: dict[int, str] = {}
-    for pair in get_field(described, "special", list):
-        token, name, *rest = [*check_type("special", pair, list), None, None][:3]
-        if rest != [None] or check_type("special", token, int) < 0:
-            raise ValueError(f"special: expected a token and its name, got {shorten(pair)}")
-        special[token] = check_type("special", name, str)[:100]
-    return PatchLayout(tuple(spans), special)
+    if any(token < 0 for token, _ in described.special):
+        raise ValueError(f"special: expected tokens and their names, got {shorten(described.special)}")
+    return PatchLayout(described.spans, {token: name[:100] for token, name in described.special})

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from regard.learn.hints.errors import describe_error, find_hint
 from regard.learn.judges.tables.verdicts import attend, named_mistake
 from regard.learn.lesson import Outcome
-from regard.learn.wrong_ways import read_pairs
 
 RETURN_BOTH = "give both a name, and return the two, the output first: return out, weights"
 DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the error
@@ -31,40 +30,32 @@ class OutputShape(NamedTuple):
 def first_run(
     name: str,
     thing: Any,
-    module: ModuleType,
     init: dict[str, Any],
     inputs: tuple[Tensor, ...],
     out: OutputShape,
     weights: OutputShape,
     projections: tuple[str, ...] = ("W_q", "W_k", "W_v"),
-    lesson: str = "",
 ) -> Outcome | None:
     """Build the learner's class and run it once; return what is wrong with that, or None.
 
     Arguments:
         name: of the task.
         thing: what the learner's file has under that name.
-        module: the learner's file.
         init: arguments of the class.
         inputs: arguments of its forward.
         out, weights: the shapes of the two tensors that forward returns.
         projections: names that the module has to have, each an `nn.Linear`.
-        lesson: the noun of a lesson whose table has `errors`, hints each after a part of the error's text.
     """
     if not isinstance(thing, type) or not issubclass(thing, nn.Module):
         said = f"expected `{name}` to be a class that derives from nn.Module"
         return Outcome(name, "wrong", said, hint=f"class {name}(nn.Module):")
-    try:
-        made = thing(**init).eval()
-        problem = _find_wrong_projections(name, made, projections)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of .T on a batch, which is answered below
-            answer = None if problem else attend(made, *inputs)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return error_outcome(name, error, module, read_pairs(lesson, name, "errors") if lesson else ())
-    return problem or _find_wrong_answer(name, made, answer, inputs, out, weights)
+    made = thing(**init).eval()
+    if problem := _find_wrong_projections(name, made, projections):
+        return problem
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of .T on a batch, which is answered below
+        answer = attend(made, *inputs)
+    return _find_wrong_answer(name, made, answer, inputs, out, weights)
 
 
 def _find_wrong_projections(name: str, made: nn.Module, projections: tuple[str, ...]) -> Outcome | None:
@@ -87,17 +78,23 @@ def _find_wrong_projections(name: str, made: nn.Module, projections: tuple[str, 
 
 
 def error_outcome(
-    name: str, error: Exception, module: ModuleType, hints: tuple[tuple[str, str], ...] = ()
+    name: str, error: Exception, module: ModuleType, hints: tuple[tuple[str, str], ...]
 ) -> Outcome:
-    """Return the outcome for code that raised an error, with a hint if the error is a usual one."""
+    """Return the outcome for code that raised an error, with a hint if the error is a usual one.
+
+    `hints` are those of the task's table, each after a part of the error's text. A note that the judge has
+    added to the error comes first.
+    """
     said = describe_error(error, Path(str(module.__file__)))
     if "Module.__init__() call" in said:
         said = "PyTorch cannot register the projections: `__init__` does not call that of nn.Module first"
         return Outcome(name, "wrong", said, hint="super().__init__() as the first line of __init__")
     if DOT_T.search(said):
         return named_mistake(name, "dot-t-on-a-batch", said)
-    hint = next((hint for part, hint in hints if part in f"{said} {error}"), "")
-    return Outcome(name, "wrong", said, hint=hint or find_hint(said))
+    notes = " ".join(getattr(error, "__notes__", []))
+    hint = notes or next((hint for part, hint in hints if part in f"{said} {error}"), "")
+    in_class = isinstance(getattr(module, name, None), type)
+    return Outcome(name, "wrong", said, hint=hint or find_hint(said, in_class))
 
 
 def _find_wrong_answer(

@@ -1,0 +1,81 @@
+"""A client of the page's server: requests with the key and without it, and connections that are left open."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.show.server.background import BackgroundServer
+from tests.patience import HANGING
+
+
+class Answer:
+    """The answer to a request, read to its end."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers = response.status, {k.lower(): v for k, v in response.getheaders()}
+        self.body = response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.body.splitlines()]
+
+    @property
+    def floats(self) -> torch.Tensor:
+        return torch.from_numpy(np.frombuffer(self.body, "<f4").copy())
+
+
+def bearer(running: BackgroundServer) -> dict[str, str]:
+    return {"authorization": f"Bearer {running.bound_address.secrets.token}"}
+
+
+def ask(
+    running: BackgroundServer,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | dict[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    key: bool = True,
+) -> Answer:
+    headers = {**(bearer(running) if key else {}), **(headers or {})}
+    if isinstance(body, dict):
+        body, headers = json.dumps(body).encode(), {"content-type": "application/json", **headers}
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=HANGING)
+    ) as connection:
+        connection.request("POST" if body is not None else method, path, body, headers)
+        return Answer(connection.getresponse())
+
+
+def head(running: BackgroundServer, line: str, *headers: str) -> bytes:
+    """The head of a request with the key."""
+    own = [
+        f"Host: 127.0.0.1:{running.bound_address.port}",
+        *(f"{k}: {v}" for k, v in bearer(running).items()),
+    ]
+    return "\r\n".join([f"{line} HTTP/1.1", *own, *headers, "", ""]).encode()
+
+
+def connect(running: BackgroundServer, sent: bytes = b"") -> socket.socket:
+    """A connection on which this was sent, and of which nothing is read."""
+    client = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=HANGING)
+    client.sendall(sent)
+    return client
+
+
+def post(running: BackgroundServer, path: str, body: bytes, length: int | None = None) -> bytes:
+    """A request with a body, which may announce another length than it has."""
+    length = len(body) if length is None else length
+    return head(running, f"POST {path}", "Content-Type: application/json", f"Content-Length: {length}") + body
