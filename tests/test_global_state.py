@@ -25,15 +25,10 @@ def hook(patch: pytest.MonkeyPatch) -> None:
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "working directory: ": lambda patch: patch.chdir("/"),
     "os.environ: LEFT_BEHIND was added": lambda patch: patch.setenv("LEFT_BEHIND", "1"),
-    "os.environ: PATH changed": lambda patch: patch.setenv("PATH", "elsewhere"),
     "os.environ: PATH is gone": lambda patch: patch.delenv("PATH"),
-    "sys.path: ": lambda patch: patch.syspath_prepend("/nowhere"),
     "sys.modules: json changed": lambda patch: patch.setitem(sys.modules, "json", None),
     "Matplotlib's settings: font.size changed": lambda patch: patch.setitem(
         matplotlib.rcParams, "font.size", 3.5
-    ),
-    "torch.nn.functional: scaled_dot_product_attention changed": lambda patch: patch.setattr(
-        nn.functional, "scaled_dot_product_attention", print
     ),
     "torch.nn.Module: __call__ changed": lambda patch: patch.setattr(nn.Module, "__call__", print),
     "hooks on every module: _global_forward_hooks changed": hook,

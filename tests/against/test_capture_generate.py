@@ -115,19 +115,6 @@ def test_encoders_with_decoders(family: str, options: dict) -> None:
     check(seen.maps_of("cross"), theirs.cross_attentions, None, 1e-4)
 
 
-@torch.no_grad()
-def test_two_texts_are_two_passes() -> None:
-    model = build(*DECODERS["llama"])
-    one, two = torch.randint(1, 97, (1, 9)), torch.randint(1, 97, (1, 6))
-    with regard.capture(model) as seen:
-        model(one)
-        model(two)
-        model(two)
-    assert [torch.equal(x.ids, ids) for x, ids in zip((*seen.passes, seen), (one, two, two), strict=True)]
-    assert [x[0].shape for x in (*seen.passes, seen)] == [(1, 4, 9, 9), (1, 4, 6, 6), (1, 4, 6, 6)]
-    check(seen.passes[0].maps, eager(model, {"input_ids": one}).attentions, None)
-
-
 # GPT-2 does not read the number of layers by which Transformers exits early.
 WAYS = [*combine(["an assistant", "lookup", "chunks"], ["llama", "gpt2"]), ("early exit", "llama")]
 

@@ -219,67 +219,6 @@ def gguf_parts() -> tuple[list[Any], list[Any]]:
     return fields, tensors
 
 
-def damage_gguf(data: bytes, rng: random.Random) -> bytes:
-    """Damage a GGUF file: a field, a tensor, a count, or the bytes."""
-    how = rng.random()
-    if how < 0.4:
-        return damage_bytes(data, rng)
-    fields, tensors = gguf_parts()
-    number, counts = rng.randrange(len(fields)), None
-    if how < 0.7:
-        name, kind, value = fields[number]
-        kind = rng.choice((kind, kind, *GGUF_CODES, 8, 9))
-        fields[number] = (
-            rng.choice((name, name, name, "", fields[0][0])),
-            kind,
-            _gguf_value(kind, value, rng),
-        )
-        if rng.random() < 0.1:
-            fields.append(rng.choice(fields))
-    elif how < 0.95:
-        number = rng.randrange(len(tensors))
-        name, shape, kind, offset = tensors[number]
-        strange = rng.randrange(5)
-        if strange == 0:
-            shape = tuple(rng.choice(SIZES) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 200))))
-        elif strange == 1:
-            kind = rng.randrange(45)
-        elif strange == 2:
-            offset = rng.choice((*SIZES[:-1], 32, 64, 4096))
-        elif strange == 3:
-            name = rng.choice(
-                (tensors[0][0], "", "blk", "blk.1", "blk.999999.attn_q.weight", "model.norm.weight")
-            )
-        else:
-            shape = shape[::-1] if len(shape) > 1 else (*shape, 2)
-        tensors[number] = (name, shape, kind, offset)
-    else:
-        counts = (rng.choice((len(tensors), *SIZES)), rng.choice((len(fields), *SIZES)))
-    return encode_gguf(fields, tensors, counts)
-
-
-def _gguf_value(kind: int, value: Any, rng: random.Random) -> Any:
-    """A value of a type, most likely not the right one."""
-    if kind == 8:
-        return rng.choice(("", "llama", "qwen3", "gpt2", "none", "yarn", "x" * 3000, "\ud800"))
-    if kind == 9 and isinstance(value, tuple):
-        inner, values, length = value
-        values = rng.choice((values, values[:1], values * 300, [values[0]] * 3))
-        return inner, values, rng.choice((len(values), length, *SIZES))
-    if kind == 9:
-        depth, nested = rng.choice((1, 2, 5, 300)), (4, [1], 1)
-        for _ in range(depth):
-            nested = (9, [nested], rng.choice((1, 1, 1 << 40)))
-        return nested
-    code = GGUF_CODES[kind]
-    if code in "fd":
-        return rng.choice((0.0, -1.0, math.nan, math.inf, 1e-30, 1e30))
-    if code == "?":
-        return True
-    bits = 8 * struct.calcsize(f"<{code}") - code.islower()
-    return rng.choice([n for n in (*SIZES, 1_000_000, 3) if n < 1 << bits])
-
-
 # Formats
 
 
@@ -488,7 +427,7 @@ def read_history(path: Path) -> None:
 
 
 FORMATS = {
-    "gguf": Format(write_gguf, read_model, "ModelFileError", damage_gguf),
+    "gguf": Format(write_gguf, read_model, "ModelFileError", damage_bytes),
     "config": Format(write_own_config, read_model, "ModelFileError", damage_json),
     "llama_config": Format(write_family_config, read_model, "ModelFileError", damage_json),
     "weights": Format(write_weights, read_model, "ModelFileError", damage_safetensors),

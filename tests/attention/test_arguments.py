@@ -15,7 +15,7 @@ from regard.gpt import Config
 from regard.gpt.sampler import Sampler
 from regard.gpt.training.settings import TrainingSettings
 from regard.heads.repeated_tokens import repeated
-from regard.layers import Attention, KVCache, RMSNorm, Rotary, SinkCache, WindowCache
+from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
 from regard.show.server.limits import RefusedError, check_number
 from tests.sampling import together
 
@@ -23,47 +23,25 @@ X = torch.randn(1, 2, 6, 4)
 SIZES = (16, 8, 2, 2, 4)  # vocabulary, context, layers, heads, width
 CALLERS: dict[str, Callable[[Any], object]] = {
     "window": regard.window,
-    "window(ahead)": lambda n: regard.window(2, ahead=n),
     "prefix": regard.prefix,
     "chunks": regard.chunks,
-    "alibi": regard.alibi,
-    "causal_mask": regard.causal_mask,
     "KVCache": KVCache,
     "WindowCache": WindowCache,
     "SinkCache(first)": lambda n: SinkCache(n, 4),
-    "SinkCache(size)": lambda n: SinkCache(1, n),
-    "RMSNorm": RMSNorm,
     "Rotary": Rotary,
     "Attention(d_model)": lambda n: Attention(n, 2),
     "Attention(num_heads)": lambda n: Attention(8, n),
-    "Attention(num_kv_heads)": lambda n: Attention(8, 4, num_kv_heads=n),
-    "Attention(head_dim)": lambda n: Attention(8, 4, head_dim=n),
-    "UnscaledSelfAttention": stages.UnscaledSelfAttention,
-    "SelfAttention": stages.SelfAttention,
-    "CausalSelfAttention": lambda n: stages.CausalSelfAttention(8, n),
-    "CrossAttention": lambda n: stages.CrossAttention(8, n),
-    "Head": lambda n: stages.Head(8, 4, n),
-    "SeparateHeads": lambda n: stages.SeparateHeads(8, 8, n),
     "MultiHeadAttention": lambda n: stages.MultiHeadAttention(8, 8, n),
-    "ProjectedMultiHeadAttention": lambda n: stages.ProjectedMultiHeadAttention(8, n),
     "LearnedPositions": lambda n: stages.LearnedPositions(8, n),
-    "PositionalAttention": lambda n: stages.PositionalAttention(8, n),
     "alibi_bias": lambda n: stages.alibi_bias(n, 3),
-    "CachedMultiHeadAttention": lambda n: stages.CachedMultiHeadAttention(8, n),
-    "TransformerBlock": lambda n: stages.TransformerBlock(8, n),
     "SmallGPT(vocab_size)": lambda n: stages.SmallGPT(n, 8, 8, 2, 1),
-    "SmallGPT(max_seq_len)": lambda n: stages.SmallGPT(8, n, 8, 2, 1),
-    "SmallGPT(num_layers)": lambda n: stages.SmallGPT(8, 8, 8, 2, n),
     "pool(rows)": lambda n: regard.attention_map(X, X).pool(n, 2),
-    "pool(cols)": lambda n: regard.attention_map(X, X).pool(2, n),
     "topk": lambda n: regard.attention_map(X, X).topk(n),
     "repeated": lambda n: repeated(50, tokens=n),
     "Config(layers)": lambda n: Config(16, 8, n, 2, 4),
     "Config(window)": lambda n: Config(*SIZES, window=n),
     "TrainingSettings(steps)": lambda n: TrainingSettings(steps=n),
-    "TrainingSettings(seed)": lambda n: TrainingSettings(seed=n),
     "Sampler(top_k)": lambda n: Sampler(1.0, top_k=n),
-    "Sampler(seed)": lambda n: Sampler(1.0, seed=n),
     "capture_size": lambda n: regard.capture_size(Config(*SIZES), n),
     "the server": lambda n: check_number("tokens", n, 1, 8),
 }

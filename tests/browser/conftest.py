@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from regard.show.data.contents import Contents
 from regard.show.saved.bundle import write
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
+from tests.browser.openers import Export, Opener, Serve
 from tests.browser.page_pool import PagePool, PooledPage
 from tests.captures import HOSTILE, captured
 from tests.patience import HANGING
@@ -85,7 +86,7 @@ def page(pooled_page: PooledPage) -> Iterator[Page]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., BackgroundServer]]:
+def serve() -> Iterator[Serve]:
     """Serves captures on a free port of loopback; gives what has the `address`."""
     open_: list[BackgroundServer] = []
 
@@ -105,7 +106,7 @@ def serve() -> Iterator[Callable[..., BackgroundServer]]:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, pooled_page: PooledPage) -> Iterator[Callable[..., str]]:
+def saved(tmp_path: Path, pooled_page: PooledPage) -> Iterator[Opener]:
     """Saves captures as one file, with the network off; gives its address. Asking for anything else fails."""
 
     def save(seen: Capture | Sequence[Capture] | None = None, **options: Any) -> str:
@@ -130,13 +131,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def opened(request: pytest.FixtureRequest) -> Callable[..., str]:
+def opened(request: pytest.FixtureRequest) -> Opener:
     """The address of a page that shows captures, from a server or from a file."""
     if request.param == "saved":
-        save: Callable[..., str] = request.getfixturevalue("saved")
+        save: Opener = request.getfixturevalue("saved")
         return save
-    serve: Callable[..., BackgroundServer] = request.getfixturevalue("serve")
+    serve: Serve = request.getfixturevalue("serve")
     return lambda seen: serve(seen).address
+
+
+@pytest.fixture
+def export(page: Page, tmp_path: Path) -> Export:
+    """Saves what a view shows as a file of a kind."""
+
+    def save(view: str, kind: str) -> Path:
+        root = page.locator(f"#view-{view}")
+        root.get_by_text("Export", exact=True).click()
+        with page.expect_download() as waiting:
+            root.locator("[role=menuitem]", has_text=kind).click()
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        return path
+
+    return save
 
 
 @pytest.fixture

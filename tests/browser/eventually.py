@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import FloatRect, Locator, Page, expect
 
 from tests.patience import HANGING
 
@@ -49,3 +50,18 @@ def settle(page: Page) -> None:
 def open_settings(page: Page) -> None:
     """Open the settings of the view that is shown."""
     page.get_by_role("button", name="Settings").locator("visible=true").click()
+
+
+def expect_weight(page: Page, weight: float, relative: float = 1e-3) -> None:
+    """Wait until the notes of the map have this weight."""
+    number = page.locator("#weight")
+    expect(number).to_have_attribute("data-weight", re.compile(r"\d"))
+    shown = lambda: float(number.get_attribute("data-weight") or "nan")  # noqa: E731
+    eventually(page, shown, lambda now: now == pytest.approx(weight, rel=relative, abs=1e-9))
+
+
+def box_of(part: Locator) -> FloatRect:
+    """Where a part of the page lies in the window."""
+    box = part.bounding_box()
+    assert box is not None
+    return box

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import open_settings
+from tests.browser.openers import Serve
 from tests.captures import captured, predicted
 
 LONGEST = 79  # letters of a name, which a screen reader says in one breath; more is a description
@@ -61,7 +60,7 @@ def nodes(page: Page) -> list[dict[str, Any]]:
 
 
 def test_every_control_is_named_briefly_and_reached_by_keys(
-    page: Page, serve: Callable[..., BackgroundServer], training_run: dict[str, Any]
+    page: Page, serve: Serve, training_run: dict[str, Any]
 ) -> None:
     seen = [predicted(captured(30)), predicted(captured(30, seed=2))]
     running = serve(
@@ -104,7 +103,7 @@ def test_every_control_is_named_briefly_and_reached_by_keys(
     ids=["forced"],
 )
 def test_forced_colours_keep_colours_that_are_data(
-    page: Page, serve: Callable[..., BackgroundServer], training_run: dict[str, Any]
+    page: Page, serve: Serve, training_run: dict[str, Any]
 ) -> None:
     address = serve(captured(20), contents={"time": training_run}).address
     page.goto(f"{address}#view=time")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.policies.named_policies import USUAL
 from regard.policies.retention import RetentionCurve, usual_budgets
-from regard.show.server.background import BackgroundServer
+from tests.browser.openers import Opener, Serve
 from tests.captures import captured
 
 
@@ -18,9 +16,7 @@ def cells(curve: RetentionCurve, policy: str) -> list[str]:
     return ["more" if budget is None else str(budget) for budget in curve.needed(policy)]
 
 
-def test_every_head_has_the_budget_that_retained_says(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_every_head_has_the_budget_that_retained_says(page: Page, serve: Serve) -> None:
     seen = captured(100)
     curve = seen.retained([*USUAL], budget=usual_budgets(100))
     assert isinstance(curve, RetentionCurve)
@@ -51,7 +47,7 @@ def test_every_head_has_the_budget_that_retained_says(
     assert "head=3" in page.url
 
 
-def test_a_file_carries_what_was_measured(page: Page, saved: Callable[..., str]) -> None:
+def test_a_file_carries_what_was_measured(page: Page, saved: Opener) -> None:
     seen = captured(40)
     curve = seen.retained("tova", budget=[8, 1])
     assert isinstance(curve, RetentionCurve)
@@ -64,7 +60,7 @@ def test_a_file_carries_what_was_measured(page: Page, saved: Callable[..., str])
     expect(page.locator("#tab-cache")).to_have_count(0)
 
 
-def test_an_encoder_has_no_cache(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_an_encoder_has_no_cache(page: Page, serve: Serve) -> None:
     page.goto(serve(captured(12, mask=regard.full)).address + "#view=cache")
     lead = page.locator("#view-cache .lead")
     expect(lead).to_have_text(

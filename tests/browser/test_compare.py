@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.eventually import box_of
+from tests.browser.openers import Export, Opener
 from tests.captures import captured
 
 NUMBERS = re.compile(
@@ -19,9 +20,7 @@ def number(text: str) -> float:
     return float(text.replace("−", "-"))
 
 
-def test_two_captures_are_named_by_their_models_and_move_together(
-    page: Page, opened: Callable[..., str]
-) -> None:
+def test_two_captures_have_their_names_and_move_together(page: Page, opened: Opener, export: Export) -> None:
     seen = [captured(60, model="model-a"), captured(60, model="model-b", seed=3)]
     page.goto(opened(seen) + "#view=compare&layer=1&head=2")
     expect(page.locator("#text-choice")).to_contain_text("Capture")
@@ -32,7 +31,7 @@ def test_two_captures_are_named_by_their_models_and_move_together(
     expect(page.locator(".compare-pane .ramp").nth(1)).to_contain_text("%")
     # The titles of all three stand at one height, and so do the maps.
     for part in (".compare-side h3", ".compare-stage"):
-        tops = [box["y"] for one in page.locator(part).all() if (box := one.bounding_box())]
+        tops = [box_of(one)["y"] for one in page.locator(part).all()]
         assert len(tops) == 3
         assert max(tops) - min(tops) <= 3
     # Colours end at the same number in A and B.
@@ -61,20 +60,14 @@ def test_two_captures_are_named_by_their_models_and_move_together(
     # A cell that is chosen in one is marked, and stays in the address.
     canvas.nth(1).click(position={"x": 160, "y": 260})
     expect(page).to_have_url(re.compile("row=.*col="))
-    root = page.locator("#view-compare")
-    root.get_by_text("Export", exact=True).click()
-    with page.expect_download() as waiting:
-        root.get_by_role("menuitem", name="SVG").click()
-    text = waiting.value.path().read_text("utf-8")
+    text = export("compare", "SVG").read_text("utf-8")
     assert "A: model-a: layer 1, head 2" in text
     assert "B: model-b: layer 1, head 2" in text
     page.locator("#text").select_option("1")
     expect(page.locator("#model")).to_have_text("model-b")
 
 
-def test_any_two_heads_are_chosen_and_only_equal_shapes_are_subtracted(
-    page: Page, saved: Callable[..., str]
-) -> None:
+def test_any_two_heads_are_chosen_and_only_equal_shapes_are_subtracted(page: Page, saved: Opener) -> None:
     page.goto(saved([captured(60), captured(40, seed=5)]) + "#view=compare&pair=0/0/1,0/1/2")
     expect(page.locator("#text-choice")).to_contain_text("Text")
     expect(page.locator(".compare-title h3").nth(1)).to_have_text(re.compile("^Layer 1, head 2"))

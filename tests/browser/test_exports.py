@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from playwright.sync_api import Page, expect
 
+from tests.browser.openers import Export, Opener
 from tests.captures import captured
 
 RUN = {
@@ -44,25 +44,7 @@ def context_options() -> dict[str, Any]:
     return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"}
 
 
-@pytest.fixture
-def export(page: Page, tmp_path: Path) -> Callable[[str, str], Path]:
-    """Saves what a view shows as a file of a kind."""
-
-    def save(view: str, kind: str) -> Path:
-        root = page.locator(f"#view-{view}")
-        root.get_by_text("Export", exact=True).click()
-        with page.expect_download() as waiting:
-            root.locator("[role=menuitem]", has_text=kind).click()
-        path = tmp_path / waiting.value.suggested_filename
-        waiting.value.save_as(path)
-        return path
-
-    return save
-
-
-def test_every_view_is_a_figure_with_text_on_white_paper(
-    page: Page, saved: Callable[..., str], export: Callable[[str, str], Path]
-) -> None:
+def test_every_view_is_a_figure_with_text_on_white_paper(page: Page, saved: Opener, export: Export) -> None:
     tokens = [WORLD[i % len(WORLD)] for i in range(40)]
     seen = captured(40, tokens=tokens)
     kept = seen.retained(["tova"], budget=[10, 20])
@@ -89,9 +71,10 @@ def test_every_view_is_a_figure_with_text_on_white_paper(
     assert "#14161a" not in svg  # the dark theme's paper
     assert "مرحبا" in svg
     assert "&#60;b&#62;&#38;" in svg
+    assert export("map", "PNG").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_is_printed_alone_on_a_sheet_of_its_size(page: Page, opened: Callable[..., str]) -> None:
+def test_a_picture_is_printed_alone_on_a_sheet_of_its_size(page: Page, opened: Opener) -> None:
     page.goto(f"{opened(captured(20))}#view=map&layer=1&head=2")
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     title = page.title()
@@ -114,19 +97,20 @@ def test_a_picture_is_printed_alone_on_a_sheet_of_its_size(page: Page, opened: C
     assert page.title() == title
 
 
-def test_numbers_come_with_their_names(
-    page: Page, saved: Callable[..., str], export: Callable[[str, str], Path]
-) -> None:
+def test_numbers_come_with_their_names(page: Page, saved: Opener, export: Export) -> None:
     seen = captured(30)
     address = saved(seen, time=RUN)
     tables = {}
-    for view in ("text", "heads", "steps", "time"):
+    for view in ("map", "text", "heads", "steps", "time"):
         page.goto(f"{address}#view={view}&layer=1&head=2&row=20")
         if view in ("text", "heads"):
             expect(page.locator(f"#view-{view} :is(.tok.at, .card)").first).to_be_visible()
         with export(view, "CSV").open(encoding="utf-8", newline="") as file:
             tables[view] = list(csv.reader(file))
-    true = seen[1, 2].to_dense()[0, 20]
+    dense = seen[1, 2].to_dense()[0]
+    shown = torch.tensor([[float(x) for x in line[2:]] for line in tables["map"][2:]])
+    torch.testing.assert_close(shown, dense, rtol=1e-3, atol=1e-6)
+    true = dense[20]
     assert tables["text"][0] == ["position", "token", "weight"]
     assert [float(row[2]) for row in tables["text"][1:]] == pytest.approx(true.tolist(), rel=1e-3, abs=1e-6)
     assert len(tables["heads"]) == 1 + 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ import regard
 from regard.heads import describe
 from regard.heads.tables.table import HeadRow
 from regard.recorder import Capture, Layer
-from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually
+from tests.browser.openers import Opener, Serve
 from tests.captures import captured
 
 
@@ -27,7 +26,7 @@ def titles(page: Page) -> list[str]:
     return page.locator("#view-heads .card h3").all_text_contents()
 
 
-def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> None:
+def test_every_head_with_its_scores(page: Page, opened: Opener) -> None:
     seen = captured(60)
     page.goto(opened(seen) + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
@@ -46,7 +45,7 @@ def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> N
             assert label.replace("_", " ") in (card.locator(".tags").text_content() or "")
 
 
-def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_sorted_and_filtered(page: Page, serve: Serve) -> None:
     seen = captured(60)
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
@@ -61,9 +60,7 @@ def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer])
     )
 
 
-def test_what_a_head_is_called_and_who_is_called_so(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_what_a_head_is_called_and_who_is_called_so(page: Page, serve: Serve) -> None:
     T = 40
     places = torch.eye(T)
     q = torch.stack([30 * places.roll(1, 0), 0 * places])[None]  # at the token before; at all alike
@@ -82,7 +79,7 @@ def test_what_a_head_is_called_and_who_is_called_so(
     expect(page.locator("#view-heads .card h3")).to_have_text(["Layer 0, head 1"])
 
 
-def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_by_key_alone(page: Page, serve: Serve) -> None:
     seen = captured(40)
     second, last = gallery(seen)[1], gallery(seen)[-1]
     page.goto(serve(seen).address + "#view=heads")
@@ -101,7 +98,7 @@ def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> Non
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
 
 
-def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[..., str]) -> None:
+def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Opener) -> None:
     seen = captured(60)
     page.goto(opened(seen) + "#view=heads")
     cells = page.locator(".score-table .heat-cell")
@@ -131,9 +128,7 @@ def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[...
     expect(page.locator(".map-caption .head-sentence")).to_contain_text(table[1, 1].sentence[:20])
 
 
-def test_cards_of_many_heads_are_built_when_they_come_near(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_cards_of_many_heads_are_built_when_they_come_near(page: Page, serve: Serve) -> None:
     seen = captured(12, layers=8, heads=16, kv_heads=16)
     names = [f"Layer {row.layer}, head {row.head}" for row in gallery(seen, "previous_token")]
     page.goto(serve(seen).address + "#view=heads")
@@ -145,3 +140,14 @@ def test_cards_of_many_heads_are_built_when_they_come_near(
     page.keyboard.press("End")  # builds what it goes to
     expect(slots.last.locator("h3")).to_have_text(names[-1])
     expect(slots.last.locator(".gallery-picture")).to_be_focused()
+
+
+def test_modules_that_are_missing_are_named(page: Page, opened: Opener) -> None:
+    sentence = "3 modules that mix tokens could not be captured and are not shown: 2 × GatedDeltaNet, <b>GRU."
+    seen = captured()
+    seen.missing = {"layers.0.mixer": "GatedDeltaNet", "layers.1.mixer": "GatedDeltaNet", "gru": "<b>GRU"}
+    page.goto(opened(seen))
+    expect(page.get_by_text(sentence)).to_be_visible()
+    expect(page.locator(".grid-head .badge")).to_have_text("Incomplete")
+    page.get_by_role("tab", name="Heads").click()
+    expect(page.locator(".heads-warning", has_text=sentence).last).to_be_visible()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,9 @@ from playwright.sync_api import Locator, Page, expect
 
 import regard
 from regard.recorder import Capture
-from regard.show.server.background import BackgroundServer
 from scripts import digits_vit
 from tests.browser.eventually import open_settings
+from tests.browser.openers import Export, Opener, Serve
 from tests.pictures.test_pictures import IMAGE, a_photo, llava, normalised
 
 FIRST = 3  # the first patch, after CLS and two registers
@@ -69,9 +67,7 @@ def colour_at(page: Page, place: int) -> tuple[int, int, int, float]:
     return int(red), int(green), int(blue), opacity[0] if opacity else 1.0
 
 
-def test_cls_is_looked_from_first_and_pointing_shows_any_patch(
-    page: Page, opened: Callable[..., str]
-) -> None:
+def test_cls_is_looked_from_first_and_pointing_shows_any_patch(page: Page, opened: Opener) -> None:
     """What the page shows is what the library has: of CLS, of a patch by mouse, and of who attends to it."""
     seen = digits()
     page.goto(opened(seen) + "#layer=1&head=3")
@@ -108,9 +104,7 @@ def test_cls_is_looked_from_first_and_pointing_shows_any_patch(
     expect_ranked(page, weights[:, FIRST + 4 * 8 + 2])
 
 
-def test_keys_move_between_patches_and_heads_have_small_pictures(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_keys_move_between_patches_and_heads_have_small_pictures(page: Page, serve: Serve) -> None:
     seen = digits()
     page.goto(serve(seen).address + "#layer=1&head=3")
     page.locator("#view-image .text-body").focus()
@@ -138,9 +132,7 @@ def test_keys_move_between_patches_and_heads_have_small_pictures(
     expect(page.locator("#view-image .text-notes")).to_contain_text("Left out of the shading:")
 
 
-def test_the_map_names_patches_and_heads_have_scores_in_two_dimensions(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_the_map_names_patches_and_heads_have_scores_in_two_dimensions(page: Page, serve: Serve) -> None:
     page.goto(serve(digits()).address + f"#view=map&layer=1&head=3&row=0&col={FIRST + 8 + 4}")
     expect(page.locator("#view-map .facts").first).to_contain_text("row 2, column 5")
     page.get_by_role("tab", name="Heads").click()
@@ -155,7 +147,7 @@ def context_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
 
 
-def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Callable[..., str]) -> None:
+def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Opener) -> None:
     seen = photo_and_text()
     page.goto(opened(seen) + "#view=text&layer=language_model.0&head=0&row=14")
     fields = page.locator(".patch-picture .tok.patch")
@@ -171,26 +163,16 @@ def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Ca
     expect(page.locator("#view-text .shares")).to_contain_text("text")
 
 
-def test_the_picture_is_exported_with_its_words_and_its_numbers(
-    page: Page, saved: Callable[..., str], tmp_path: Path
-) -> None:
+def test_the_picture_is_exported_with_words_and_numbers(page: Page, saved: Opener, export: Export) -> None:
     seen = digits()
     page.goto(saved(seen) + "#layer=1&head=3")
     expect_ranked(page, seen[1, 3].to_dense()[0, 0])
 
-    def export(kind: str) -> str:
-        page.locator("#view-image").get_by_text("Export", exact=True).click()
-        with page.expect_download() as waiting:
-            page.locator("#view-image [role=menuitem]", has_text=kind).click()
-        assert waiting.value.suggested_filename == f"text-0-token-0.{kind.lower()}"
-        waiting.value.save_as(tmp_path / kind)
-        return (tmp_path / kind).read_text("utf-8")
-
-    svg = export("SVG")
+    svg = export("image", "SVG").read_text("utf-8")
     assert "<image" in svg  # the picture itself
     for words in ("layer 1, head 3", "“CLS” attends to", "amber", "A ring marks"):
         assert words in svg
-    lines = [line.split(",", 1) for line in export("CSV").splitlines()]
+    lines = [line.split(",", 1) for line in export("image", "CSV").read_text("utf-8").splitlines()]
     assert lines[0] == ["position", "token,weight"]
     assert lines[FIRST + 1][1].startswith('"row')
     numbers = [float(line.rsplit(",", 1)[1]) for _, line in lines[1:]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 import regard
 from regard.cli.parts.model import Model
@@ -16,7 +16,7 @@ from regard.gpt import GPT
 from regard.show.saved.bundle import write
 from regard.show.saved.rounded_model import round_model
 from tests.browser.eventually import link
-from tests.patience import HANGING
+from tests.browser.page_pool import PooledPage
 
 TEXT = "The sea was calm, and the sea was deep. 海 The sea was"
 
@@ -42,34 +42,19 @@ def file(exact: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
     """One page that has read a text, with the network off; what it asks for or complains of fails."""
-    context: BrowserContext = browser.new_context(viewport={"width": 1280, "height": 800}, offline=True)
-    context.set_default_timeout(1000 * HANGING)
-    page = context.new_page()
-    problems: list[str] = []
-    page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url) else None)
+    pooled = PooledPage(browser, {"viewport": {"width": 1280, "height": 800}, "offline": True})
+    page = pooled.page
     page.goto(f"{file.as_uri()}#view=text&text={quote(TEXT)}")  # a link with a text has the model read it
     expect(page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]))
     yield page
-    context.close()
-    assert problems == []
-
-
-def is_foreign(url: str) -> bool:
-    return not url.startswith(("file:", "blob:", "data:"))
+    pooled.close()
+    assert pooled.problems == []
+    assert [url for url in pooled.requested if not url.startswith(("file:", "blob:", "data:"))] == []
 
 
 def show(page: Page, state: str) -> None:
     """Go to a view of the text that was read in the page."""
     page.goto(f"{link(page).partition('#')[0]}#text=1&{state}")
-
-
-def read(page: Page, text: str) -> None:
-    """Have the model read a text, in whatever box the view offers."""
-    page.get_by_text("Read another text").locator("visible=true").first.click()
-    page.get_by_label("A text to read").locator("visible=true").fill(text)
-    page.get_by_role("button", name="Read it").locator("visible=true").click()
 
 
 def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page: Page, model: GPT) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -12,6 +12,7 @@ from regard.show.data.contents import Contents
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from regard.show.server.opening_site import CANCELLED, OpeningSite
+from tests.browser.openers import Serve
 from tests.captures import captured
 
 PIXEL = """() => {
@@ -66,7 +67,7 @@ def test_the_reader_cancels_the_opening_and_a_failure_is_a_sentence(
 
 
 def test_what_is_being_computed_looks_unlike_what_the_mask_hides_and_can_be_cancelled(
-    page: Page, serve: Callable[..., BackgroundServer]
+    page: Page, serve: Serve
 ) -> None:
     held: list[Route] = []
     page.route("**/api/t*", lambda route: held.append(route))  # tiles and thumbnails
@@ -89,9 +90,7 @@ def test_what_is_being_computed_looks_unlike_what_the_mask_hides_and_can_be_canc
     page.wait_for_function(f"(ground) => !({PIXEL})().includes(ground)", arg=page.evaluate(GROUND))
 
 
-def test_scores_come_layer_by_layer_and_can_be_cancelled(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_scores_come_layer_by_layer_and_can_be_cancelled(page: Page, serve: Serve) -> None:
     held: list[Route] = []
     others = re.compile(r"/api/layer_heads\?.*layer=[023]")
     page.route(others, lambda route: held.append(route))

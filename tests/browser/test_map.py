@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Capture, Evidence, Layer
-from tests.browser.eventually import eventually, open_settings, settle, state
+from tests.browser.eventually import box_of, eventually, expect_weight, open_settings, settle, state
+from tests.browser.openers import Export, Opener
 from tests.captures import captured
 
 CANVAS = ".map-stage canvas"
@@ -25,17 +23,10 @@ def seen() -> Capture:
     return captured(T, layers=2, boundary=200)
 
 
-def weight(page: Page) -> float:
-    """The number in the notes, once there is one."""
-    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
-    return float(page.locator("#weight").get_attribute("data-weight") or "nan")
-
-
 def middle(page: Page) -> tuple[float, float]:
     expect(page.locator("#map-title")).not_to_be_empty()  # the map is there, and listens
     settle(page)
-    box = page.locator(CANVAS).bounding_box()
-    assert box is not None
+    box = box_of(page.locator(CANVAS))
     return box["x"] + 0.35 * box["width"], box["y"] + 0.6 * box["height"]
 
 
@@ -55,7 +46,7 @@ def pixels(page: Page, x: float, y: float) -> list[int]:
 
 
 @pytest.fixture
-def address(opened: Callable[..., str], seen: Capture) -> str:
+def address(opened: Opener, seen: Capture) -> str:
     """The page of the capture, from a server or from a file."""
     return opened(seen)
 
@@ -72,18 +63,16 @@ def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Capture,
     row, col = int(at["row"]), int(at["col"])
     page.mouse.move(5, 5)  # off the map: the kept cell is read
     true = float(seen[1, 2][0, row, col])
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=1e-3, abs=1e-9))
+    expect_weight(page, true)
     expect(page.locator(".facts").first).to_contain_text(f"{row} ·t{row % 13}")
     # The same cell under the pointer says the same.
     page.mouse.move(*cell_point(page, row, col))
-    expect(page.locator("#weight")).to_have_text(re.compile(r"[\d.]+"))
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=1e-3, abs=1e-9))
+    expect_weight(page, true)
 
 
 def cell_point(page: Page, row: int, col: int) -> tuple[float, float]:
     """Where a cell lies on the page, from what the address says of the camera."""
-    box = page.locator(CANVAS).bounding_box()
-    assert box is not None
+    box = box_of(page.locator(CANVAS))
     at = state(page, lambda at: {"zoom", "x", "y"} <= at.keys())
     zoom, x, y = (float(at[name]) for name in ("zoom", "x", "y"))
     left, top = 112, 96  # the gutters of a wide picture
@@ -94,14 +83,11 @@ def cell_point(page: Page, row: int, col: int) -> tuple[float, float]:
     )
 
 
-def test_hover_reads_pooled_cells_of_the_whole_map(
-    page: Page, seen: Capture, saved: Callable[..., str]
-) -> None:
+def test_hover_reads_pooled_cells_of_the_whole_map(page: Page, seen: Capture, saved: Opener) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=0&head=1")
     expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is attention mass")
-    box = page.locator(CANVAS).bounding_box()
-    assert box is not None
+    box = box_of(page.locator(CANVAS))
     page.mouse.move(box["x"] + 76, box["y"] + box["height"] * 0.7)  # near the first key
     facts = page.locator(".facts").first
     expect(facts).to_contain_text("keys")
@@ -110,10 +96,10 @@ def test_hover_reads_pooled_cells_of_the_whole_map(
     r0, r1, k0, k1 = map(int, found.groups())
     cell = seen[0, 1].to_dense()[0, r0 : r1 + 1, k0 : k1 + 1]
     mass = float(cell.sum() / len(cell))
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(mass, rel=1e-3))
+    expect_weight(page, mass)
 
 
-def test_what_the_mask_hides_says_so(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
+def test_what_the_mask_hides_says_so(page: Page, seen: Capture, saved: Opener) -> None:
     page.goto(f"{saved(seen)}#zoom=40&x=100&y=90")
     page.mouse.move(*cell_point(page, 90, 98))
     expect(page.locator("#weight")).to_have_text("hidden")
@@ -136,7 +122,7 @@ def test_the_colours_can_leave_the_sink_out(page: Page, seen: Capture, address: 
     state(page, lambda at: at.get("sink") == "apart")
 
 
-def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
+def test_scales_and_pooling(page: Page, seen: Capture, saved: Opener) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=1&head=3")
     open_settings(page)
@@ -162,7 +148,7 @@ def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]
     state(page, lambda at: {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= at.items())
 
 
-def test_by_keyboard_alone(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
+def test_by_keyboard_alone(page: Page, seen: Capture, saved: Opener) -> None:
     page.goto(saved(seen))
     page.locator(".thumb[tabindex='0']").focus()
     page.keyboard.press("ArrowRight")
@@ -173,7 +159,7 @@ def test_by_keyboard_alone(page: Page, seen: Capture, saved: Callable[..., str])
         page.keyboard.press(key)
     at = state(page, lambda at: {"row", "col", "x"} <= at.keys())
     true = float(seen[1, 1][0, int(at["row"]), int(at["col"])])
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=1e-3, abs=1e-9))
+    expect_weight(page, true)
     page.keyboard.press("Shift+ArrowLeft")
     state(page, lambda now: float(now["x"]) < float(at["x"]))
     page.keyboard.press("0")
@@ -182,7 +168,7 @@ def test_by_keyboard_alone(page: Page, seen: Capture, saved: Callable[..., str])
     state(page, lambda now: "row" not in now)
 
 
-def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
+def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Opener) -> None:
     page.goto(saved(seen))
     x, y = middle(page)
     page.mouse.move(x, y)
@@ -203,7 +189,7 @@ def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., 
     state(page, lambda at: "zoom" not in at)
 
 
-def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
+def test_two_fingers(page: Page, seen: Capture, saved: Opener) -> None:
     page.goto(saved(seen))
     x, y = middle(page)
     page.evaluate(
@@ -222,67 +208,41 @@ def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> No
     state(page, lambda at: float(at.get("zoom", 0)) > 3)  # five times as near as the whole
 
 
-def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
+def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved: Opener) -> None:
     link = "layer=1&head=3&row=150&col=140&x=140&y=150&zoom=30&scale=log&reduce=max&sink=apart"
     page.goto(f"{saved(seen)}#{link}")
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
-    first = weight(page)
-    page.reload()
-    expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
-    assert weight(page) == first == pytest.approx(float(seen[1, 3][0, 150, 140]), rel=1e-3)
+    for _ in range(2):
+        expect_weight(page, float(seen[1, 3][0, 150, 140]))
+        page.reload()
+        expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
     state(page, lambda at: at == dict(part.split("=") for part in link.split("&")))
     page.get_by_label("Layer 0, head 0").click()
     page.go_back()
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_themes(page: Page, seen: Capture, saved: Callable[..., str], scheme: Any) -> None:
-    page.emulate_media(color_scheme=scheme)
+def test_both_themes(page: Page, saved: Opener) -> None:
     page.goto(f"{saved(captured(20))}#colourTop=one&head=1&row=0&col=0")
-    weight(page)
-    box = page.locator(CANVAS).bounding_box()
-    assert box is not None
-    settle(page)
-    strongest = sum(pixels(page, box["x"] + 118, box["y"] + 102))  # query 0 looks at itself with all it has
-    paper = sum(pixels(page, box["x"] + 2, box["y"] + 2))
-    assert (strongest < paper) is (scheme == "light")
+    expect_weight(page, 1)  # query 0 looks at itself with all it has
+    box = box_of(page.locator(CANVAS))
+
+    def is_dark() -> bool:
+        strongest = sum(pixels(page, box["x"] + 118, box["y"] + 102))
+        return strongest > sum(pixels(page, box["x"] + 2, box["y"] + 2))  # the paper
+
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        eventually(page, is_dark, lambda dark, scheme=scheme: dark is (scheme == "dark"))
+    page.emulate_media(color_scheme="light")
     page.get_by_label("Theme: system").click()
     page.get_by_label("Theme: light").click()
-    corner = lambda: sum(pixels(page, box["x"] + 2, box["y"] + 2))  # noqa: E731
-    eventually(page, corner, lambda shade: shade < 150)  # dark, whatever the system says
+    eventually(page, is_dark, bool)  # whatever the system says
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_exports(page: Page, seen: Capture, saved: Callable[..., str], tmp_path: Path) -> None:
-    page.goto(f"{saved(seen)}#layer=1&head=2&zoom=30&x=100&y=105")
-    settle(page)
-
-    def export(kind: str) -> Path:
-        page.get_by_text("Export", exact=True).click()
-        with page.expect_download() as waiting:
-            page.locator("[role=menuitem]", has_text=kind).click()
-        assert waiting.value.suggested_filename == f"layer-1-head-2.{kind.lower()}"
-        path = tmp_path / waiting.value.suggested_filename
-        waiting.value.save_as(path)
-        return path
-
-    assert export("PNG").read_bytes().startswith(b"\x89PNG")
-    svg = export("SVG").read_text("utf-8")
-    assert "key (attended to)" in svg
-    assert "·t3" in svg
-    assert "<image" not in svg  # few cells are shapes
-    assert 'fill="#fff"' in svg  # on white paper
-    lines = export("CSV").read_text("utf-8").splitlines()
-    keys = [int(key) for key in lines[0].split(",")[2:]]
-    rows = [int(line.split(",")[0]) for line in lines[2:]]
-    array = np.array([[float(x) for x in line.split(",")[2:]] for line in lines[2:]])
-    true = seen[1, 2].to_dense()[0, rows[0] : rows[-1] + 1, keys[0] : keys[-1] + 1].numpy()
-    np.testing.assert_allclose(array, true, rtol=1e-3, atol=1e-6)
-
-
 def test_what_is_not_certified_is_marked_in_every_view_and_export(
-    page: Page, saved: Callable[..., str]
+    page: Page, saved: Opener, export: Export
 ) -> None:
     seen = captured(30, model="a model whose name is " + "very " * 40 + "long")
     doubt = Evidence(0.3, 1e-6, 1e-7, 30, 30, "causal", 0.5, problem="The output was changed after attention")
@@ -292,14 +252,11 @@ def test_what_is_not_certified_is_marked_in_every_view_and_export(
         page.goto(f"{address}#view={view}&layer=1&row=9")
         expect(page.locator(f"#view-{view}")).to_contain_text("output was changed after attention")
     page.goto(f"{address}#layer=1")
-    page.locator("#view-map").get_by_text("Export").click()
-    with page.expect_download() as download:
-        page.locator("#view-map").get_by_role("menuitem", name="SVG").click()
-    svg = download.value.path().read_text("utf-8")
+    svg = export("map", "SVG").read_text("utf-8")
     assert ">Not certified: The output was changed after attention" in svg
 
 
-def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None:
+def test_layers_say_what_they_are(page: Page, saved: Opener) -> None:
     full = captured(30, layers=1).layers[0]
     short = captured(30, layers=1, mask=regard.causal & regard.window(8)).layers[0]
     doubt = Evidence(0.3, 1e-6, 1e-7, 30, 30, "causal", 0.5, problem="The output was changed after attention")
@@ -322,7 +279,7 @@ def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None
 
 @pytest.mark.parametrize(("size", "least"), [((390, 844), 0.9), ((720, 450), 0.75)], ids=str)
 def test_a_small_window_shows_the_map_first(
-    page: Page, saved: Callable[..., str], size: tuple[int, int], least: float
+    page: Page, saved: Opener, size: tuple[int, int], least: float
 ) -> None:
     """On a phone, and at a zoom of 200 %."""
     page.set_viewport_size({"width": size[0], "height": size[1]})
@@ -339,7 +296,7 @@ def test_a_small_window_shows_the_map_first(
     expect(page.get_by_role("radio", name="log")).to_be_visible()
 
 
-def test_a_file_cut_short_says_so(page: Page, saved: Callable[..., str]) -> None:
+def test_a_file_cut_short_says_so(page: Page, saved: Opener) -> None:
     address = saved(captured(20))
     path = Path(address.removeprefix("file://"))
     text = path.read_text("utf-8")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import Page, expect
 
-from regard.show.server.background import BackgroundServer
+from tests.browser.openers import Serve
 
 
-@pytest.mark.parametrize("place", ["layer=1&head=2", "view=heads&layer=1&head=2"])
-def test_skipping_to_the_picture_keeps_the_place(
-    page: Page, serve: Callable[..., BackgroundServer], place: str
-) -> None:
+def test_skipping_to_the_picture_keeps_the_place(page: Page, serve: Serve) -> None:
+    place = "view=heads&layer=1&head=2"
     page.goto(f"{serve().address}#{place}")
     expect(page.locator(".view canvas").first).to_be_visible()
     page.keyboard.press("Tab")
@@ -22,10 +18,10 @@ def test_skipping_to_the_picture_keeps_the_place(
     page.keyboard.press("Enter")
     expect(page.locator("#main")).to_be_focused()
     expect(page).to_have_url(re.compile(f"#{place}$"))
-    expect(page.locator("#view-heads" if "heads" in place else "#view-map")).to_be_visible()
+    expect(page.locator("#view-heads")).to_be_visible()
 
 
-def test_tabs_by_keys(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_tabs_by_keys(page: Page, serve: Serve) -> None:
     page.goto(serve().address)
     page.locator("#tab-text").focus()
     for key, view in (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.eventually import eventually
+from tests.browser.openers import Opener
 from tests.captures import captured, predicted
 
 PANEL = "#view-text .text-predictions"
@@ -19,7 +19,7 @@ def listed(page: Page) -> list[tuple[str, str]]:
     return [(row.locator(".token").inner_text(), row.locator(".weight").inner_text()) for row in rows]
 
 
-def test_pointing_shows_what_the_model_expects_after_a_token(page: Page, opened: Callable[..., str]) -> None:
+def test_pointing_shows_what_the_model_expects_after_a_token(page: Page, opened: Opener) -> None:
     seen = predicted(captured(30))
     predictions = seen.predictions
     assert predictions is not None
@@ -38,9 +38,7 @@ def test_pointing_shows_what_the_model_expects_after_a_token(page: Page, opened:
     expect(panel).to_contain_text(re.compile(rf"In the text follows “·t8”: .*, {place}, loss {loss:.2f}\."))
 
 
-def test_the_token_that_follows_is_marked_and_the_last_has_none(
-    page: Page, opened: Callable[..., str]
-) -> None:
+def test_the_token_that_follows_is_marked_and_the_last_has_none(page: Page, opened: Opener) -> None:
     seen = predicted(captured(30), vocabulary=13)
     assert seen.predictions is not None
     ranks = seen.predictions.ranks[0].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 import regard
 from regard.recorder import Capture
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
-from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
 from tests.browser.eventually import link, open_settings
+from tests.browser.openers import Export, Opener, Serve
 from tests.captures import captured, predicted
 
 BANNER = ".run-banner"
@@ -43,11 +43,11 @@ def model() -> Model:
 
 
 @pytest.fixture
-def address(serve: Callable[..., BackgroundServer], model: Model) -> str:
+def address(serve: Serve, model: Model) -> str:
     return serve(predicted(captured(30)), contents={"titles": ["The cat"]}, run_cut=model.run_cut).address
 
 
-def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: Model) -> None:
+def test_a_head_is_cut_and_restored(page: Page, address: str, model: Model, export: Export) -> None:
     page.goto(address + "#view=map&layer=1&head=2&row=20&col=3")
     expect(page.locator(BANNER)).to_be_hidden()
     switch = page.get_by_role("switch", name="Cut head 1.2")
@@ -69,6 +69,9 @@ def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: 
     assert other != HeadCut("1", 2)
     expect(banner.locator(".run-random")).to_have_text(re.compile(r"^a random head: [+−]\d\.\d{3,4}$"))
     expect(page.locator(".thumb.cut")).to_have_attribute("aria-label", "Layer 1, head 2, cut in this run")
+    figure = export("map", "SVG")
+    assert figure.name == "layer-1-head-2-edited.svg"
+    assert "Edited run: head 1.2 cut" in figure.read_text("utf-8")
     page.get_by_role("button", name="Undo").press("Enter")
     expect(page.locator(BANNER)).to_be_hidden()
     expect(page.locator("#main")).to_be_focused()  # what had the focus is gone
@@ -145,9 +148,7 @@ def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: s
     assert (view.queries[1] - view.queries[0]) * (view.keys[1] - view.keys[0]) < 900
 
 
-def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(page: Page, serve: Serve) -> None:
     def run_cut(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
         return captured(30, mask=regard.causal & ~regard.rule(lambda b, h, q, k: (q == 20) & (k == 3)))
 
@@ -166,7 +167,7 @@ def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(
     expect(page.get_by_role("button", name="Stop attention from every token to “·t3”")).to_be_visible()
 
 
-def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Serve) -> None:
     tokens = ["a", "b", " c", "d", " e"] * 6  # words of two, two and one
     cut = regard.rule(lambda b, h, q, k: (q >= 22) & (q < 24) & (k >= 7) & (k < 9))
 
@@ -191,9 +192,7 @@ def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Callable[..., 
     )
 
 
-def test_a_generation_is_said_to_be_without_the_cuts(
-    page: Page, serve: Callable[..., BackgroundServer], model: Model
-) -> None:
+def test_a_generation_is_said_to_be_without_the_cuts(page: Page, serve: Serve, model: Model) -> None:
     site = serve(predicted(captured(30)), generate=lambda *_: iter(()), run_cut=model.run_cut)
     page.goto(site.address + "#view=write")
     lead = page.locator("#view-write p").first
@@ -221,9 +220,7 @@ def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) 
     expect(page.get_by_role("switch", name="Cut head 1.1")).to_have_attribute("aria-checked", "false")
 
 
-def test_a_run_can_be_cancelled_and_a_problem_is_said(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_a_run_can_be_cancelled_and_a_problem_is_said(page: Page, serve: Serve) -> None:
     go = threading.Event()
     model = Model(go)
     page.goto(serve(predicted(captured(30)), run_cut=model.run_cut).address + "#view=map&layer=0&head=1")
@@ -239,20 +236,7 @@ def test_a_run_can_be_cancelled_and_a_problem_is_said(
     expect(page.locator("#text option")).to_have_count(1)
 
 
-def test_an_exported_picture_says_that_the_run_is_edited(page: Page, address: str) -> None:
-    page.goto(address + "#view=map&layer=1&head=2")
-    page.get_by_role("switch", name="Cut head 1.2").click()
-    expect(page.locator(".cut-chip")).to_have_count(1)
-    page.get_by_text("Export").click()
-    with page.expect_download() as download:
-        page.get_by_role("menuitem", name="SVG").click()
-    assert download.value.suggested_filename == "layer-1-head-2-edited.svg"
-    assert "Edited run: head 1.2 cut" in download.value.path().read_text("utf-8")
-
-
-def test_a_saved_page_and_a_page_without_a_model_have_no_switches(
-    page: Page, opened: Callable[..., str]
-) -> None:
+def test_a_saved_page_and_a_page_without_a_model_have_no_switches(page: Page, opened: Opener) -> None:
     page.goto(opened(predicted(captured(30))) + "#view=map&layer=1&head=2&row=20&col=3")
     expect(page.locator("#view-map .big-number")).to_have_attribute("data-weight", re.compile("."))
     expect(page.locator("#view-map .switch")).to_be_hidden()
@@ -266,7 +250,7 @@ def test_a_saved_page_and_a_page_without_a_model_have_no_switches(
     expect(page.locator("#view-heads .note").last).not_to_contain_text("X cuts it")
 
 
-def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Callable[..., str]) -> None:
+def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Opener) -> None:
     seen = predicted(captured(30))
     seen.edits = ("head 1.2 set to zero",)
     page.goto(opened(seen) + "#view=text&row=4")

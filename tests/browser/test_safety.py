@@ -14,7 +14,8 @@ from playwright.sync_api import Page, expect
 
 from regard.recorder import Capture
 from regard.show.saved.bundle import write
-from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import box_of
+from tests.browser.openers import Serve
 from tests.captures import HOSTILE, captured
 from tests.patience import HANGING
 
@@ -41,8 +42,7 @@ def visit_every_view(page: Page) -> None:
             tabs.nth(number).click()
         view = page.locator("main > section:not([hidden])")
         expect(view).to_be_visible()
-        box = view.bounding_box()
-        assert box is not None
+        box = box_of(view)
         for share in (0.3, 0.5, 0.7):
             page.mouse.move(box["x"] + share * box["width"], box["y"] + share * min(box["height"], 700))
         page.keyboard.press("Tab")
@@ -65,23 +65,19 @@ def nothing_was_taken(page: Page) -> None:
     assert made == []
 
 
-def test_hostile_tokens_are_only_text_when_served(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    seen = hostile()
-    page.goto(serve([seen, hostile()], contents={"titles": [ATTACK, "</option>" + ATTACK]}).address)
-    expect(page.locator("#model")).to_have_text(seen.model)
+@pytest.mark.parametrize("how", ["served", "saved"])
+def test_hostile_tokens_are_only_text(page: Page, request: pytest.FixtureRequest, how: str) -> None:
+    seen, titles = [hostile(), hostile()], [ATTACK, "</option>" + ATTACK]
+    if how == "served":
+        page.goto(request.getfixturevalue("serve")(seen, contents={"titles": titles}).address)
+    else:
+        page.goto(request.getfixturevalue("saved")(seen, titles=titles))
+    expect(page.locator("#model")).to_have_text(seen[0].model)
     visit_every_view(page)
     nothing_was_taken(page)
 
 
-def test_hostile_tokens_are_only_text_in_a_saved_file(page: Page, saved: Callable[..., str]) -> None:
-    seen = hostile()
-    page.goto(saved([seen, hostile()], titles=[ATTACK, "</option>" + ATTACK]))
-    expect(page.locator("#model")).to_have_text(seen.model)
-    visit_every_view(page)
-    nothing_was_taken(page)
-
-
-def test_a_hostile_address_is_only_an_address(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_a_hostile_address_is_only_an_address(page: Page, serve: Serve) -> None:
     address = serve().address
     for part in (
         f"#view={ATTACK}&layer={ATTACK}&head={ATTACK}",
@@ -95,16 +91,12 @@ def test_a_hostile_address_is_only_an_address(page: Page, serve: Callable[..., B
         nothing_was_taken(page)
 
 
-def test_a_name_that_was_pointed_at_this_machine_is_refused(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_a_name_that_was_pointed_at_this_machine_is_refused(page: Page, serve: Serve) -> None:
     running = serve()
-    response = page.goto(f"http://rebound.example:{running.bound_address.port}/")
-    assert response is not None
-    assert response.status == 421
-    response = page.goto(f"http://rebound.example:{running.bound_address.port}/api/meta")
-    assert response is not None
-    assert response.status == 421
+    for path in ("", "api/meta"):
+        response = page.goto(f"http://rebound.example:{running.bound_address.port}/{path}")
+        assert response is not None
+        assert response.status == 421
     page.problems.clear()  # type: ignore[attr-defined]  # the console reports the refusals
 
 
@@ -139,9 +131,7 @@ def elsewhere(requests: list[str]) -> Iterator[str]:
     server.server_close()
 
 
-def test_another_page_cannot_read_post_or_frame(
-    page: Page, serve: Callable[..., BackgroundServer], elsewhere: str
-) -> None:
+def test_another_page_cannot_read_post_or_frame(page: Page, serve: Serve, elsewhere: str) -> None:
     read: list[str] = []
 
     def reader(text: str, tell: Callable[[str, int, int], None]) -> Capture:
@@ -183,7 +173,7 @@ def test_another_page_cannot_read_post_or_frame(
 
 
 def test_another_port_of_this_machine_sees_a_cookie_that_opens_no_data(
-    page: Page, serve: Callable[..., BackgroundServer], elsewhere: str, requests: list[str]
+    page: Page, serve: Serve, elsewhere: str, requests: list[str]
 ) -> None:
     """Cookies do not keep ports apart: what another user's server gets must be worth nothing to it."""
     running = serve()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,12 @@ from playwright.sync_api import BrowserContext, Page, expect
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import expect_weight
+from tests.browser.openers import Serve
 from tests.captures import captured
 
 
-def test_it_opens_and_asks_only_its_own_server(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_it_opens_and_asks_only_its_own_server(page: Page, serve: Serve) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     running = serve(captured(64))
@@ -27,9 +28,7 @@ def test_it_opens_and_asks_only_its_own_server(page: Page, serve: Callable[..., 
     assert [url for url in asked if not url.startswith((own, "data:", "blob:"))] == []
 
 
-def test_the_key_leaves_the_address_and_the_page_can_be_reloaded(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_the_key_leaves_the_address_and_the_page_can_be_reloaded(page: Page, serve: Serve) -> None:
     running = serve()
     secrets, origin = running.bound_address.secrets, running.bound_address.origin
     page.goto(f"{running.address}#view=heads&layer=1")
@@ -46,7 +45,7 @@ def test_the_key_leaves_the_address_and_the_page_can_be_reloaded(
 
 
 def test_a_second_tab_and_a_second_server_work_beside_the_first(
-    page: Page, context: BrowserContext, serve: Callable[..., BackgroundServer]
+    page: Page, context: BrowserContext, serve: Serve
 ) -> None:
     first, second = serve(captured(16)), serve(captured(16, model="second"))
     page.goto(first.address)
@@ -60,36 +59,23 @@ def test_a_second_tab_and_a_second_server_work_beside_the_first(
     expect(page.locator("#model")).to_have_text("second")
 
 
-@pytest.mark.parametrize("how", ["link", "typed"])
-def test_the_address_opens_from_anywhere(
-    page: Page, serve: Callable[..., BackgroundServer], tmp_path: Path, how: str
-) -> None:
+@pytest.mark.parametrize("how", ["link", "ticket"])
+def test_the_address_opens_from_anywhere(page: Page, serve: Serve, tmp_path: Path, how: str) -> None:
     """A link on another site counts as cross-site, and a strict cookie is not sent with it."""
     running = serve()
-    (tmp_path / "notes.html").write_text(f'<a href="{running.address}#layer=1">the page</a>', "utf-8")
     if how == "link":
+        (tmp_path / "notes.html").write_text(f'<a href="{running.address}#layer=1">the page</a>', "utf-8")
         page.goto((tmp_path / "notes.html").as_uri())
         page.get_by_text("the page").click()
-    else:
-        page.goto(f"{running.address}#layer=1")
+    else:  # what a command opens
+        page.goto(f"{running.bound_address.ticket_address}#layer=1")
     expect(page.locator("#model")).to_have_text("random")
     expect(page).to_have_url(f"{running.bound_address.origin}#layer=1")
     page.reload()
     expect(page.locator("#model")).to_have_text("random")
 
 
-def test_the_ticket_of_a_command_line_opens_the_page(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
-    running = serve()
-    page.goto(f"{running.bound_address.ticket_address}#layer=1")
-    expect(page.locator("#model")).to_have_text("random")
-    expect(page).to_have_url(f"{running.bound_address.origin}#layer=1")
-
-
-def test_without_the_key_the_page_says_where_it_is(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_without_the_key_the_page_says_where_it_is(page: Page, serve: Serve) -> None:
     answer = page.goto(serve().bound_address.origin)
     assert answer is not None
     assert answer.status == 403
@@ -110,3 +96,12 @@ def test_a_tab_of_a_server_that_was_started_again_says_so(page: Page) -> None:
         page.reload()
         expect(page.get_by_role("heading")).to_have_text("This page needs its whole address")
     page.problems.clear()  # type: ignore[attr-defined]  # the console reports the refusals
+
+
+def test_a_single_weight_of_a_long_map_is_the_library_s(page: Page, serve: Serve) -> None:
+    """Of 16,384 tokens: no map of it fits in memory."""
+    seen = captured(16_384, layers=1, heads=2, kv_heads=1, width=8, values=False)
+    page.route("**/api/layer_heads*", lambda route: route.fulfill(json=[]))
+    row, col = 12_345, 12_001
+    page.goto(f"{serve(seen).address}#head=1&zoom=40&x={col}&y={row}&row={row}&col={col}")
+    expect_weight(page, float(seen[0, 1][0, row, col]))

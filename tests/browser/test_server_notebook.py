@@ -22,6 +22,7 @@ def test_the_page_draws_inside_of_a_notebook(page: Page, tmp_path: Path) -> None
     expect(canvas).to_be_visible()
     canvas.click()
     expect(frame.locator("#weight")).not_to_have_text("–")
+    assert len(page.workers) == 1  # in a sandbox, too
     for tab in frame.get_by_role("tab").all():
         tab.click()
         page.wait_for_timeout(100)

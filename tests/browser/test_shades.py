@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -17,7 +16,8 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.map_view.units import text_units
-from tests.browser.eventually import eventually, open_settings, state
+from tests.browser.eventually import box_of, eventually, expect_weight, open_settings, state
+from tests.browser.openers import Opener
 from tests.captures import captured
 
 PIECES = ["<s>", "The", " light", "house", " is", " lit", ".", " It", " is", " warm", "!", " We", " see"]
@@ -43,11 +43,7 @@ def pooled(m: torch.Tensor, edges: list[int]) -> torch.Tensor:
     return torch.stack([torch.stack([m[a:b, c:d].sum() / (b - a) for c, d in bounds]) for a, b in bounds])
 
 
-def weight(page: Page) -> float:
-    return float(page.locator("#weight").get_attribute("data-weight") or "nan")
-
-
-def test_words_on_the_map_are_named_and_read(page: Page, opened: Callable[..., str]) -> None:
+def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None:
     seen = captured(40, tokens=TOKENS)
     page.goto(opened(seen) + "#layer=1&head=2&row=34&col=29")
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
@@ -57,19 +53,16 @@ def test_words_on_the_map_are_named_and_read(page: Page, opened: Callable[..., s
     expect(page.locator(".map-foot")).to_contain_text("One cell from word to word is attention mass")
     expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
     row, col = (int(page.locator(".map-notes .facts dd").nth(n).inner_text().split()[0]) for n in (0, 1))
-    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"^0\.\d+"))
-    true = float(words[row, col])
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=0.01))
+    expect_weight(page, float(words[row, col]), 0.01)
     state(page, lambda at: at.get("units") == "words")
     # The pointer says both words and their share.
-    box = page.locator(CANVAS).bounding_box()
-    assert box is not None
+    box = box_of(page.locator(CANVAS))
     page.mouse.move(box["x"] + 150, box["y"] + 0.8 * box["height"])
     if page.locator(".tip").is_visible():
         expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
 
 
-def test_words_are_the_units_of_the_text(page: Page, opened: Callable[..., str]) -> None:
+def test_words_are_the_units_of_the_text(page: Page, opened: Opener) -> None:
     seen = captured(40, tokens=TOKENS)
     page.goto(opened(seen) + "#view=text&layer=0&head=1&units=words")
     edges = text_units(TOKENS)["words"]
@@ -90,19 +83,18 @@ def test_words_are_the_units_of_the_text(page: Page, opened: Callable[..., str])
     expect(page.locator(".text-notes h3").first).to_have_text(re.compile(r"^Sentence \d+, pinned$"))
 
 
-def test_value_weighted_attention(page: Page, opened: Callable[..., str]) -> None:
+def test_value_weighted_attention(page: Page, opened: Opener) -> None:
     seen = read()
     page.goto(opened(seen) + "#layer=4&head=2&row=20&col=5")
     open_settings(page)
     page.locator("#view-map").get_by_label("Quantity", exact=True).select_option("values")
     expect(page.locator(".map-foot")).to_contain_text("norm of what the key’s value adds")
-    expected = float(seen.value_weighted(4)[0, 2, 20, 5])
     expect(page.locator(".map-notes h3").first).to_have_text("Value-weighted")
-    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(rf"^{expected:.5f}"[:-2]))
+    expect_weight(page, float(seen.value_weighted(4)[0, 2, 20, 5]))
     expect(page.get_by_role("radio", name="max")).to_be_hidden()
 
 
-def test_where_a_logit_comes_from(page: Page, opened: Callable[..., str]) -> None:
+def test_where_a_logit_comes_from(page: Page, opened: Opener) -> None:
     seen = read()
     page.goto(opened(seen) + "#view=text&scope=all")
     open_settings(page)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ import regard
 from regard.attention.steps import trace
 from regard.recorder import Capture, Layer
 from regard.recorder.certificates.examination import examine
-from regard.show.server.background import BackgroundServer
 from regard.stages.example import X, multi_head, project
 from tests.browser.eventually import eventually, open_settings
+from tests.browser.openers import Opener, Serve
 from tests.captures import captured
 
 
@@ -37,7 +36,7 @@ def numbers(page: Page, title: str, name: str) -> list[float]:
     raise AssertionError(f"no line {name}")
 
 
-def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
+def test_every_step_is_the_library_s(page: Page, opened: Opener) -> None:
     seen = captured(30)
     page.goto(opened(seen) + "#view=steps&layer=1&head=3&row=20")
     expect(page.locator("#view-steps .lead")).to_contain_text(
@@ -63,18 +62,20 @@ def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> 
     )
 
 
-def test_what_the_mask_hides(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_what_the_mask_hides_and_where_it_stops_without_values(page: Page, saved: Opener) -> None:
     seen = captured(30, mask=regard.causal & regard.window(4))
-    page.goto(serve(seen).address + "#view=steps&row=20")
+    page.goto(saved(seen, values=False) + "#view=steps&row=20")
     expect(page.locator("#view-steps .step").first).to_be_visible()
     masked = step(page, "Masked")
     assert masked[0] == float("-inf")
     assert masked[20] > float("-inf")
     assert step(page, "Softmax")[0] == 0
     expect(page.locator("#view-steps")).to_contain_text("4 of 30 keys are visible")
+    expect(page.locator("#view-steps")).to_contain_text("left out to keep this file small")
+    expect(page.locator("#view-steps")).to_contain_text("values=True")
 
 
-def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -> None:
+def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Opener) -> None:
     torch.manual_seed(0)
     q, k, v = (3 * torch.randn(1, 2, 12, 8) for _ in range(3))
     sinks = torch.tensor([0.5, -1.0])
@@ -92,7 +93,7 @@ def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -
     expect(page.locator("#view-steps .checks .bad")).to_have_count(0)
 
 
-def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) -> None:
+def test_one_text_that_looks_at_another(page: Page, opened: Opener) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
     m = regard.attention_map(q, k)
@@ -117,9 +118,7 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
         expect(page.locator("#view-cache .lead")).to_contain_text("has no cache to measure")
 
 
-def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(page: Page, serve: Serve) -> None:
     page.goto(serve(captured(40, width=16)).address + "#view=steps&row=10")
     before = page.get_by_label("Previous token")
     before.focus()
@@ -145,7 +144,7 @@ def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
     eventually(page, shown.count, lambda count: count > few)
 
 
-def test_the_small_example_is_that_of_the_stages(page: Page, opened: Callable[..., str]) -> None:
+def test_the_small_example_is_that_of_the_stages(page: Page, opened: Opener) -> None:
     page.goto(opened(captured(12)) + "#view=steps")
     page.get_by_label("the small example").check()
     view = page.locator("#view-steps")
@@ -166,10 +165,3 @@ def test_the_small_example_is_that_of_the_stages(page: Page, opened: Callable[..
         row = pytest.approx(weights[2].tolist(), abs=1e-6)
         eventually(page, lambda: list(step(page, "Softmax").values()), lambda shown, row=row: shown == row)
         expect(view.locator(".checks .bad")).to_have_count(0)
-
-
-def test_without_values_it_stops_at_the_weights(page: Page, saved: Callable[..., str]) -> None:
-    page.goto(saved(captured(12), values=False) + "#view=steps")
-    expect(page.locator("#view-steps")).to_contain_text("left out to keep this file small")
-    expect(page.locator("#view-steps")).to_contain_text("values=True")
-    expect(page.get_by_role("heading", name="Softmax")).to_be_visible()

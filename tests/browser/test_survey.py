@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Locator, Page, Position, expect
 
-from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import box_of
+from tests.browser.openers import Opener, Serve
 from tests.captures import captured, surveyed
+from tests.sampling import share
 
 
-@pytest.fixture(params=["served", "saved"])
+@pytest.fixture(params=share(["served", "saved"], 2))
 def address(request: pytest.FixtureRequest) -> str:
     seen = captured()
     if request.param == "saved":
-        save: Callable[..., str] = request.getfixturevalue("saved")
+        save: Opener = request.getfixturevalue("saved")
         return save(seen, survey=surveyed(seen))
-    serve: Callable[..., BackgroundServer] = request.getfixturevalue("serve")
+    serve: Serve = request.getfixturevalue("serve")
     return serve(seen, contents={"survey": surveyed(seen)}).address
 
 
 def centre(part: Locator, box: Locator) -> Position:
     """The middle of a part, from the upper left of its box."""
-    inner, outer = part.bounding_box(), box.bounding_box()
-    assert inner is not None
-    assert outer is not None
+    inner, outer = box_of(part), box_of(box)
     return {
         "x": inner["x"] + inner["width"] / 2 - outer["x"],
         "y": inner["y"] + inner["height"] / 2 - outer["y"],

@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents
-from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually, open_settings
+from tests.browser.openers import Opener, Serve
 from tests.captures import captured
 
 
@@ -34,7 +34,7 @@ def expect_highest(page: Page, weight: float) -> None:
     )
 
 
-def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Callable[..., str]) -> None:
+def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Opener) -> None:
     seen = captured(60)
     page.goto(opened(seen) + "#view=text&layer=1&head=2")
     page.hover("#tok-41")
@@ -47,7 +47,7 @@ def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Callable[..., 
     assert darkest != page.locator("#tok-50").evaluate("e => getComputedStyle(e).backgroundColor")
 
 
-def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: Callable[..., str]) -> None:
+def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: Opener) -> None:
     seen = captured(60)
     page.goto(opened(seen) + "#view=text&layer=0&head=1")
     open_settings(page)
@@ -67,7 +67,7 @@ def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: 
         expect_highest(page, float(mean.max()))
 
 
-def test_keys_walk_pin_and_let_go(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_keys_walk_pin_and_let_go(page: Page, serve: Serve) -> None:
     page.goto(serve(captured(40)).address + "#view=text")
     page.locator("#view-text .text-body").focus()
     page.keyboard.press("Home")
@@ -90,7 +90,7 @@ def test_keys_walk_pin_and_let_go(page: Page, serve: Callable[..., BackgroundSer
     expect(page.locator("#view-text .text-body")).to_be_visible()
 
 
-def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_the_sink_is_left_out_and_said(page: Page, serve: Serve) -> None:
     seen = captured(40)
     page.goto(serve(seen).address + "#view=text&row=30")
     expect(page.locator("#view-text .ranked li")).to_have_count(5)
@@ -107,9 +107,7 @@ def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., Backgrou
     expect(page.locator(f"#tok-{key}")).to_have_class(re.compile("left-out"))
 
 
-def test_texts_are_read_and_removed_from_every_view(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_texts_are_read_and_removed_from_every_view(page: Page, serve: Serve) -> None:
     def read(text: str, tell: Callable[[str, int, int], None], *, first: int | None = None) -> Capture:
         tokens = text.split(" ")[:first]
         if len(tokens) > 8:
@@ -147,7 +145,7 @@ def test_texts_are_read_and_removed_from_every_view(
     expect(area).to_be_hidden()
 
 
-def test_the_view_opens_on_a_telling_token_with_its_edges(page: Page, opened: Callable[..., str]) -> None:
+def test_the_view_opens_on_a_telling_token_with_its_edges(page: Page, opened: Opener) -> None:
     tokens = ["<s>", *["\n", " word", ".", " other"] * 10]
     seen = captured(41, tokens=tokens)
     telling = Contents(seen, start=None)[0].telling(None)
@@ -176,16 +174,12 @@ def test_the_view_opens_on_a_telling_token_with_its_edges(page: Page, opened: Ca
     expect(page.locator("#view-steps .arc").first).to_be_attached()
 
 
-def test_a_pinned_token_of_the_address_is_in_sight(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_a_pinned_token_of_the_address_is_in_sight(page: Page, serve: Serve) -> None:
     page.goto(serve(captured(3000, layers=1, heads=1, kv_heads=1)).address + "#view=text&row=2500")
     expect(page.locator("#tok-2500")).to_be_in_viewport()
 
 
-def test_characters_in_pieces_directions_names_and_huge_tokens(
-    page: Page, opened: Callable[..., str]
-) -> None:
+def test_characters_in_pieces_directions_names_and_huge_tokens(page: Page, opened: Opener) -> None:
     pieces = ["世¹⁄₃", "世²⁄₃", "世³⁄₃", "。", "\n", "م¹⁄₂", "م²⁄₂", "رح", "\n", " a", "\u200b", "\x1b"]
     tokens = [*pieces, "x" * 10_000, " end"]
     page.goto(opened(captured(len(tokens), tokens=tokens)) + "#view=text&row=2")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually
+from tests.browser.openers import Opener, Serve
 from tests.captures import HOSTILE, captured
 
 
@@ -21,9 +20,7 @@ def cells(page: Page) -> list[float]:
     ]
 
 
-def test_the_slider_goes_through_the_run(
-    page: Page, serve: Callable[..., BackgroundServer], training_run: dict[str, Any]
-) -> None:
+def test_the_slider_goes_through_the_run(page: Page, serve: Serve, training_run: dict[str, Any]) -> None:
     page.goto(serve(captured(20), contents={"time": training_run}).address + "#view=time")
     expect(page.locator(".heat-cell")).to_have_count(6)
     eventually(page, lambda: cells(page), lambda shown: shown == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5]))
@@ -46,9 +43,7 @@ def test_the_slider_goes_through_the_run(
     expect(page.locator(".sample")).to_have_text(f"{HOSTILE[0]} 100")
 
 
-def test_a_head_is_followed_by_key(
-    page: Page, saved: Callable[..., str], training_run: dict[str, Any]
-) -> None:
+def test_a_head_is_followed_by_key(page: Page, saved: Opener, training_run: dict[str, Any]) -> None:
     page.goto(saved(captured(20), time=training_run) + "#view=time")
     page.locator('.heat-cell[tabindex="0"]').focus()
     tip = page.locator("#view-time .chart-tip").first
@@ -69,7 +64,7 @@ def test_a_head_is_followed_by_key(
     expect(page.get_by_role("button", name="Play")).to_be_visible()
 
 
-def test_the_history_of_a_monitor_opens(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_the_history_of_a_monitor_opens(page: Page, serve: Serve) -> None:
     heads = [[[1.5, 2.0], [None, None]], [[None, None], [30.0, 4.0]]]
     run = {
         "name": "attention.jsonl",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, FrameLocator, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from regard.recorder import Capture
+from tests.browser.eventually import expect_weight
+from tests.browser.openers import Opener
 from tests.captures import captured
 from tests.sampling import share
 
@@ -62,19 +63,12 @@ def functions(context: BrowserContext, page: Page) -> Callable[[], set[str]]:
     return ran
 
 
-def read_a_cell(page: Page | FrameLocator, seen: Capture) -> None:
-    """Waits for the weight of layer 1, head 2, row 400, column 390, and compares it."""
-    expect(page.locator("#weight")).to_have_text(re.compile(r"\d"))
-    shown = float(page.locator("#weight").get_attribute("data-weight") or "nan")
-    assert shown == pytest.approx(float(seen[1, 2][0, 400, 390]), rel=1e-2, abs=1e-9)
-
-
 def test_no_arithmetic_runs_on_the_thread_of_the_page(
-    page: Page, saved: Callable[..., str], seen: Capture, functions: Callable[[], set[str]]
+    page: Page, saved: Opener, seen: Capture, functions: Callable[[], set[str]]
 ) -> None:
     page.add_init_script(WATCH)
     page.goto(saved(seen) + PLACE)
-    read_a_cell(page, seen)
+    expect_weight(page, float(seen[1, 2][0, 400, 390]), 1e-2)
     assert len(page.workers) == 1
     for view, question in (("map", "tile"), ("text", "row"), ("steps", "steps")):
         page.locator(f"#tab-{view}").click()
@@ -87,7 +81,7 @@ def test_no_arithmetic_runs_on_the_thread_of_the_page(
 @pytest.mark.parametrize("why", share(["forbidden by a policy", "no such thing"], 2))
 def test_without_a_worker_the_page_computes_by_itself(
     page: Page,
-    saved: Callable[..., str],
+    saved: Opener,
     tmp_path: Path,
     seen: Capture,
     functions: Callable[[], set[str]],
@@ -102,7 +96,7 @@ def test_without_a_worker_the_page_computes_by_itself(
         assert text.count(WORKER) == 1
         path.write_text(text.replace(WORKER, "worker-src 'none'"), encoding="utf-8")
     page.goto(address + PLACE)
-    read_a_cell(page, seen)
+    expect_weight(page, float(seen[1, 2][0, 400, 390]), 1e-2)
     page.locator("#tab-steps").click()
     expect(page.locator("#view-steps")).to_contain_text("700")
     assert page.workers == []
@@ -113,24 +107,7 @@ def test_without_a_worker_the_page_computes_by_itself(
         page.problems.clear()  # type: ignore[attr-defined]
 
 
-def test_there_is_a_worker_in_a_sandboxed_frame_too(
-    page: Page, saved: Callable[..., str], tmp_path: Path, seen: Capture
-) -> None:
-    saved(seen)
-    path = tmp_path / "page.html"
-    text = html.escape(path.read_text("utf-8"))
-    frame = f'<iframe sandbox="allow-scripts" style="width:1200px;height:700px" srcdoc="{text}"></iframe>'
-    path.write_text(f"<!doctype html><title>viewer</title>{frame}", "utf-8")
-    page.goto(path.as_uri())
-    inside = page.frame_locator("iframe")
-    inside.locator(".map-stage canvas").click(position={"x": 130, "y": 300})  # a cell near the first key
-    expect(inside.locator("#weight")).to_have_text(re.compile(r"\d"))
-    assert len(page.workers) == 1
-
-
-def test_what_goes_wrong_in_the_worker_is_said_on_the_page(
-    page: Page, saved: Callable[..., str], tmp_path: Path
-) -> None:
+def test_what_goes_wrong_in_the_worker_is_said_on_the_page(page: Page, saved: Opener, tmp_path: Path) -> None:
     address = saved()
     path = tmp_path / "page.html"
     text = re.sub(r'<script [^>]*id="mask-0">[^<]*</script>', "", path.read_text("utf-8"))

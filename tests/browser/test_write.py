@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from regard.cli.parts.model import Model
 from regard.gpt import GPT
-from regard.show.server.background import BackgroundServer
+from tests.browser.openers import Opener, Serve
 from tests.captures import HOSTILE, captured
 
 
@@ -24,9 +23,7 @@ def table(page: Page) -> dict[str, list[str]]:
     return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
 
 
-def test_a_model_writes_and_is_measured(
-    page: Page, serve: Callable[..., BackgroundServer], model: GPT
-) -> None:
+def test_a_model_writes_and_is_measured(page: Page, serve: Serve, model: GPT) -> None:
     reader = Model.of(model, "GPT")
     page.goto(serve(captured(80), generate=reader.generate, read=reader.read).address + "#view=write")
     prompt = "The history of the river begins"
@@ -61,14 +58,14 @@ def test_a_model_writes_and_is_measured(
     expect(page.locator(".write-figures .note")).to_contain_text(
         "the model chooses the same token in every step"
     )
-    assert page.locator("canvas.computed").evaluate("c => c.height") > 0
+    assert page.locator(".computed .run").count() == 12
     # The model reads what it wrote, and every view shows it.
     page.get_by_role("button", name="Open in Text").click()
     expect(page.locator("#view-text .tok")).to_have_count(P + 6)
     expect(page.locator("#view-text .first-written")).to_have_attribute("id", f"tok-{P}")
 
 
-def test_a_saved_file_shows_what_was_recorded(page: Page, saved: Callable[..., str], model: GPT) -> None:
+def test_a_saved_file_shows_what_was_recorded(page: Page, saved: Opener, model: GPT) -> None:
     lines = list(Model.of(model, "GPT").generate("The river", tokens=3))
     page.goto(saved(captured(40), generation=lines) + "#view=write")
     expect(page.locator("#view-write .lead")).to_contain_text("less computation")
@@ -77,9 +74,7 @@ def test_a_saved_file_shows_what_was_recorded(page: Page, saved: Callable[..., s
     expect(page.locator(".tok.new")).to_have_count(3)
 
 
-def test_what_the_model_says_is_only_text_and_errors_are_said(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
+def test_what_the_model_says_is_only_text_and_errors_are_said(page: Page, serve: Serve) -> None:
     def generate(text: str, *, tokens: int, temperature: float = 0) -> Any:
         yield {
             "start": {

@@ -59,7 +59,7 @@ def test_budgets_beyond_the_text_are_answered_with_a_sentence(folder: Path) -> N
         (("--budget", "0"), "--budget: expected numbers of keys"),
         (("--length", "0"), "^--length: expected at least 2 tokens, got 0$"),
         (("--json", "heads.csv"), "--json: expected a file that ends with .json, got heads.csv"),
-        (("--picture", "c.xyz"), "--picture: expected a file that ends with .png or .svg or .pdf, got c.xyz"),
+        (("--picture", "c.xyz"), "--picture: expected a file that ends with .png, .svg or .pdf, got c.xyz"),
         (("--page", "c.pdf"), "--page: expected a file that ends with .html, got c.pdf"),
         (("--text", "a", "--text", "b"), "^text: expected one text to measure, got 2$"),
         (("--picture", "no/c.png"), "--picture: expected a file in a folder that exists"),

@@ -82,8 +82,8 @@ def test_stages_walks_and_saves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("save", "message"),
     [
-        ("a.gif", "regard: save: expected a file that ends in"),
-        ("no/such/a.png", "regard: save: there is no folder"),
+        ("a.gif", "regard: save: expected a file that ends with .png, .svg or .pdf, got a.gif"),
+        ("no/such/a.png", "regard: save: expected a file in a folder that exists, got no/such/a.png"),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_line(
@@ -103,4 +103,4 @@ def test_the_real_command(tmp_path: Path) -> None:
     script = Path(sys.executable).parent / "regard"
     done = subprocess.run([script, "stages", "--save", "a.gif"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "regard: save: expected a file that ends in .png, .svg, .pdf, got 'a.gif'\n"
+    assert done.stderr == "regard: save: expected a file that ends with .png, .svg or .pdf, got a.gif\n"

@@ -37,7 +37,7 @@ def test_the_answer_comes_first(folder: Path) -> None:
 
 def test_importance_stands_beside_the_scores(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "heads.json"
-    options = (
+    options = [
         "--model",
         folder,
         "--text",
@@ -48,7 +48,7 @@ def test_importance_stands_beside_the_scores(folder: Path, tmp_path: Path) -> No
         2,
         "--no-probe",
         "--no-shuffle",
-    )
+    ]
     shown = run(*options, "--importance", "--json", path, "--top", 2)
     assert "importance: rise of the loss when the head is ablated" in shown
     table = HeadTable.from_json(path)

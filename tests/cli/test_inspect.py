@@ -190,7 +190,7 @@ def test_reading_stops_when_nobody_waits(folder: Path) -> None:
         (["--text", " "], "text: expected some text to read"),
         (["--text", "the cat " * 20], "text: expected at most 64 tokens"),
         (["--file", "no-such-file.txt"], "which does not exist"),
-        (["--out", "no/such/page.html"], "--out: there is no folder 'no/such'"),
+        (["--out", "no/such/page.html"], "--out: expected a file in a folder that exists"),
         (["--run", "no-such-run"], "run: expected a folder that `regard train` wrote"),
         (["--port", "99999", "--no-open"], "port: expected a number from 0"),
         (["--host", "256.256.256.256", "--no-open"], "cannot be served"),

@@ -91,10 +91,9 @@ def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
         ([[1, 2]], "input_ids: expected a torch.Tensor, got list"),
     ],
 )
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_bad_ids(name: str, ids: object, message: str) -> None:
+def test_bad_ids(ids: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        small(name)(ids)
+        small("gpt2")(ids)
 
 
 def test_bad_caches_and_attention_masks() -> None:
@@ -119,7 +118,6 @@ def test_saved_and_opened_again(name: str, tmp_path: Path) -> None:
     again = GPT.from_pretrained(tmp_path / "model")
     assert again.config == model.config
     assert not again.training
-    assert again.tokenizer is not None
     assert again.tokenizer.to_str() == model.tokenizer.to_str()
     assert torch.equal(again(ids), model(ids))
     assert all(weight.requires_grad for weight in again.parameters())

@@ -242,13 +242,8 @@ def test_importance_is_the_effect_of_every_head_and_joins_a_table() -> None:
     assert by_mean == regard.effect(model, ids, regard.ablate(1, 2, by=means), draws=0).value
 
 
-def test_transformers_models_and_strings() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, initializer_range=0.3)
-    llama = transformers.LlamaForCausalLM(config).eval()
-    ids = torch.randint(0, 64, (2, 12))
+def test_a_model_of_transformers() -> None:
+    llama, ids = build("llama"), inputs_of("llama")["input_ids"]
     effect = regard.effect(llama, ids, regard.ablate(0, 1), draws=0)
     cut = copy.deepcopy(llama)
     cut.model.layers[0].self_attn.o_proj.weight.data[:, 8:16] = 0

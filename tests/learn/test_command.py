@@ -15,7 +15,7 @@ from regard.cli import app
 from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
-from regard.learn.hunt import draw
+from regard.learn.hunt import make_puzzle
 from regard.learn.progress import read_progress
 from tests.learn.in_process import judge_here
 from tests.patience import wait_until
@@ -176,7 +176,7 @@ def test_a_far_guess_has_a_sign_of_its_own_and_code_is_not_cut(tmp_path: Path) -
     assert "→ weight_of_model_if_doubled" in result.output
     (tmp_path / "regard-progress.json").unlink()
     shown = "".join(learn(tmp_path, "hunt").output.split())
-    puzzle = draw(seed=0, mistake=read_progress(tmp_path).puzzle)
+    puzzle = make_puzzle(read_progress(tmp_path).puzzle)
     assert max(puzzle.code.splitlines(), key=len).strip()[-12:].replace(" ", "") in shown
 
 

@@ -5,10 +5,10 @@ import pytest
 import regard.checker
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import TEMPLATES, loaded_program
-from regard.learn.hunt import draw, judge_answer, make_hint, solve, tell_apart
+from regard.learn.hunt import judge_answer, make_hint, make_puzzle, solve, tell_apart
 from tests.sampling import share, together
 
-PUZZLES = {name: draw(seed=0, mistake=name) for name in CATALOGUE}
+PUZZLES = {name: make_puzzle(name) for name in CATALOGUE}
 # The checker names each planted program (tests/checker/test_corpus.py). What the lessons' names change is
 # checked here on every fourteenth.
 CHECKED = share([name for name in PUZZLES if PUZZLES[name].kind in TEMPLATES], 56)

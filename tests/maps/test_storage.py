@@ -110,6 +110,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
         '{"mask": {"kind": "Padding", "real": {"tensor": "gone"}}, "scale": 1, "softcap": null, "axes": [1]}',
         '{"mask": {"kind": "Window", "size": 2, "other": 3}, "scale": 1, "softcap": null, "axes": [1, 1]}',
         '{"mask": {"kind": "Full"}, "scale": "x", "softcap": null, "axes": [1, 1]}',
+        '{"mask": {"kind": "Full"}, "scale": 1.0, "softcap": null, "axes": [true]}',
     ],
 )
 def test_a_damaged_description_is_refused_by_name(tmp_path: Path, described: str) -> None:

@@ -49,17 +49,12 @@ def h2o(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int
 
 def snapkv(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:
     n = min(6, budget // 2)
-    rows = torch.stack([causal_weights(heads[g], i, cached) for i in range(now - n, now)])
+    rows = torch.stack([heads[g].weights(i, cached) for i in range(now - n, now)])  # 0 for later keys
     observed = rows.mean((0, 1)).tolist()
     observed = [x if j < now - n else 0.0 for x, j in zip(observed, cached, strict=True)]
     padded = [0.0, *observed, 0.0]
     pooled = [sum(padded[i : i + 3]) / 3 for i in range(len(cached))]
     return [x if j < now - n else math.inf for x, j in zip(pooled, cached, strict=True)]
-
-
-def causal_weights(head: DenseHead, query: int, cached: list[int]) -> Tensor:
-    """The weights of an earlier query over the cached keys up to its own; 0 for the later ones."""
-    return head.weights(query, cached)
 
 
 def tova(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:

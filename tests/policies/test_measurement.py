@@ -53,18 +53,20 @@ def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def dense_heads(q: Tensor, k: Tensor, v: Tensor, options: dict) -> list[list[DenseHead]]:
-    """Every key/value head of every sequence, with its scores written out in float64."""
-    mask, sinks = options["mask"], options.get("sinks")
-    allowed = mask.tile(slice(0, T), slice(0, T), (2, 4, T, T)).expand(2, 4, T, T)
-    bias = mask.bias(slice(0, T), slice(0, T), (2, 4, T, T))
-    scale = options.get("scale", WIDTH**-0.5)
-    wide = k.double().repeat_interleave(2, 1)
-    scores = torch.einsum("bhid,bhjd->bhij", q.double(), wide) * scale
+def dense_scores(q: Tensor, k: Tensor, options: dict) -> Tensor:
+    """The scores of all heads (B, H, T, T) written out, in the dtype of q and k."""
+    everything = slice(0, T), slice(0, T), (2, 4, T, T)
+    allowed, bias = (ask(*everything) for ask in (options["mask"].tile, options["mask"].bias))
+    scores = q @ k.repeat_interleave(2, 1).mT * options.get("scale", WIDTH**-0.5)
     if "softcap" in options:
         scores = options["softcap"] * torch.tanh(scores / options["softcap"])
-    scores = scores if bias is None else scores + bias
-    scores = scores.masked_fill(~allowed, -math.inf)
+    scores = scores if bias is None else scores + bias.to(scores)
+    return scores.masked_fill(~allowed, -math.inf)
+
+
+def dense_heads(q: Tensor, k: Tensor, options: dict) -> list[list[DenseHead]]:
+    """Every key/value head of every sequence, with its scores in float64."""
+    scores, sinks = dense_scores(q.double(), k.double(), options), options.get("sinks")
     return [
         [
             DenseHead(
@@ -98,20 +100,8 @@ def dense_kept(name: str, heads: list[list[DenseHead]]) -> Tensor:
 def dense_retention(
     q: Tensor, k: Tensor, v: Tensor, options: dict, kept: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Shares and errors as eager code computes them from whole matrices."""
-    scores = torch.stack([torch.stack([h.scores for h in layer]) for layer in dense_heads(q, k, v, options)])
-    if dtype == torch.float64:
-        scores = scores.flatten(1, 2)
-    else:  # eager code in float32
-        mask = options["mask"]
-        wide = k.repeat_interleave(2, 1)
-        single = (q @ wide.mT) * options.get("scale", WIDTH**-0.5)
-        if "softcap" in options:
-            single = options["softcap"] * torch.tanh(single / options["softcap"])
-        bias = mask.bias(slice(0, T), slice(0, T), (2, 4, T, T))
-        single = single if bias is None else single + bias.float()
-        scores = single.masked_fill(scores.flatten(1, 2) == -math.inf, -math.inf)
-    sinks = options.get("sinks")
+    """Shares and errors as eager code computes them from whole matrices in a dtype."""
+    scores, sinks = dense_scores(q.to(dtype), k.to(dtype), options), options.get("sinks")
     values = v.to(dtype).repeat_interleave(2, 1)
 
     def attend(some: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,19 +124,14 @@ def test_shares_and_errors_are_as_exact_as_eager_code(name: str, setting: str) -
     found = policies.measure(
         regard.attention_map(q, k, **options), v, policy, BUDGET, EVERY if name in EVICTIONS else None
     )
-    kept = dense_kept(name, dense_heads(q, k, v, options))
+    kept = dense_kept(name, dense_heads(q, k, options))
     share, error = dense_retention(q, k, v, options, kept, torch.float64)
     eager_share, eager_error = dense_retention(q, k, v, options, kept, torch.float32)
+    visible = dense_scores(q, k, options) > -math.inf
     # A row that sees nothing has lost nothing, and is told apart from one that lost everything.
-    sees = torch.isfinite(
-        torch.stack([torch.stack([h.scores for h in x]) for x in dense_heads(q, k, v, options)]).flatten(1, 2)
-    ).any(-1)
+    sees = visible.any(-1)
     for ours, eager, exact in ((found.share, eager_share, share), (found.error, eager_error, error)):
         assert truth.ratio_to_torch(ours.float()[sees], eager[sees], exact[sees]) <= 2
-    visible = (
-        torch.stack([torch.stack([h.scores for h in x]) for x in dense_heads(q, k, v, options)]).flatten(1, 2)
-        > -math.inf
-    )
     assert torch.equal(found.concerned, visible.sum(-1) > BUDGET)
 
 

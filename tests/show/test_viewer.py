@@ -70,8 +70,6 @@ def test_in_a_notebook_show_is_the_page_and_a_large_one_says_what_to_do(
 
 def test_save_writes_a_page(tmp_path: Path) -> None:
     captured(8).to_html(tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text("utf-8")
-    assert text.startswith("<!doctype html>")
-    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
     with pytest.raises(FileNotFoundError, match="make it first"):
         captured(8).to_html(tmp_path / "no" / "page.html")

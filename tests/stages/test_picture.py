@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from regard.stages.figures.figure import draw_stages
-from regard.stages.figures.picture import check_figure_path, draw_heatmap, print_heatmap, save_figure
+from regard.stages.figures.picture import draw_heatmap, print_heatmap, save_figure
 from regard.support.cells import RAMP, ink, shade
 
 MATRIX = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
@@ -108,10 +108,3 @@ def test_a_figure_is_saved_by_its_suffix_the_same_every_time(
     assert first.read_bytes().startswith(start)
     assert first.read_bytes() == second.read_bytes()
     assert sorted(tmp_path.iterdir()) == [first, second]
-
-
-def test_bad_paths_are_answered_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"save: expected a file that ends in .png, .svg, .pdf, got 'a.gif'"):
-        check_figure_path(tmp_path / "a.gif")
-    with pytest.raises(FileNotFoundError, match=r"save: there is no folder .*missing"):
-        check_figure_path(tmp_path / "missing" / "a.png")

@@ -61,11 +61,11 @@ test("the cell under the middle of a cell is that cell", () => {
   Object.assign(camera, { T: 700, S: 500, width: 800, height: 600 });
   camera.fit();
   for (let n = 0; n < 200; n++) {
-    camera.zoomAt(0.5 + random(), 800 * random(), 600 * random());
+    camera.zoomAt(0.5 + random(), [800 * random(), 600 * random()]);
     const z = Math.floor(4 * random());
     const size = 2 ** z;
     const [row, col] = [700, 500].map((all) => Math.floor((random() * all) / size) * size);
-    const point = camera.point(Math.min(499.5, col + size / 2), Math.min(699.5, row + size / 2));
+    const point = camera.point([Math.min(499.5, col + size / 2), Math.min(699.5, row + size / 2)]);
     const cell = cellAt(camera, layer, point, z);
     if (point[0] < 0 || point[1] < 0) assert.equal(cell, null);
     else assert.deepEqual(cell, { row, col, size });

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { percent } from "../../src/regard/show/web/data/format.js";
-import { nextChange, nextSentence } from "../../src/regard/show/web/parts/prediction_list.js";
+import { nextSentence } from "../../src/regard/show/web/parts/prediction_list.js";
 import { describePrediction } from "../../src/regard/show/web/source/arithmetic/saved_weights.js";
 
 const arrays = {
@@ -58,9 +58,9 @@ test("the token that follows is named with its probability and rank", () => {
   assert.equal(nextSentence(first), "In the text follows a token: 4.2%, the likeliest, loss 3.17.");
   const after = { ...prediction, next: { ...next, probability: 0.001, rank: 1234 } };
   assert.equal(
-    nextChange(prediction, after),
+    nextSentence(after, prediction),
     "In the text follows “·cat”: 4.2% (rank 6) → 0.1% (rank 1,234).",
   );
   assert.equal(nextSentence({ ...prediction, next: null }), "Nothing follows in the text.");
-  assert.equal(nextChange({ ...prediction, next: null }, after), "Nothing follows in the text.");
+  assert.equal(nextSentence(after, { ...prediction, next: null }), "Nothing follows in the text.");
 });

@@ -12,6 +12,7 @@ from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.input_texts import check_length, cut_windows, read_texts
 from regard.cli.parts.options import Files, ModelName, Texts
 from regard.support.characters import escape
+from regard.support.files import check_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -85,9 +86,13 @@ def cache(
     from regard.recorder.model_inputs import model_inputs
 
     # Before the model is opened, which may take minutes.
-    _check_file("--json", json_file, (".json",))
-    _check_file("--picture", picture, PICTURES)
-    _check_file("--page", page, (".html",))
+    for option, path, suffixes in (
+        ("--json", json_file, (".json",)),
+        ("--picture", picture, PICTURES),
+        ("--page", page, (".html",)),
+    ):
+        if path is not None:
+            check_target(option, path, suffixes)
     check_length(length)
     parse_budgets(budget, length)
     names = [name.strip() for name in policy.split(",")]
@@ -133,16 +138,6 @@ def cache(
         typer.echo(f"Open {escape(str(page))}#view=cache in any browser: it needs no server and no network.")
     if json_file is not None:
         json_file.write_text(json.dumps(_as_json(curve, losses)), encoding="utf-8")
-
-
-def _check_file(option: str, path: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Raise ValueError if a file of an option cannot be written, or has another suffix."""
-    if path is None:
-        return
-    if path.suffix not in suffixes:
-        raise ValueError(f"{option}: expected a file that ends with {' or '.join(suffixes)}, got {path}")
-    if not path.parent.is_dir():
-        raise ValueError(f"{option}: expected a file in a folder that exists, got {path}: make {path.parent}")
 
 
 def parse_budgets(text: str | None, tokens: int) -> list[int]:

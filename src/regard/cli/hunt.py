@@ -44,7 +44,7 @@ def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
     """
     from rich.console import Console
 
-    from regard.learn.hunt import draw
+    from regard.learn.hunt import make_puzzle
     from regard.learn.progress import read_progress
 
     console = Console(highlight=False)
@@ -58,8 +58,7 @@ def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
         raise typer.Exit(0 if _answer(console, folder, progress, answer) else 1)
     if not progress.puzzle:
         progress.puzzle, progress.attempts = _choose(progress), 0
-    # The same seed always: `--answer` in a later process must judge the puzzle that was shown.
-    puzzle = draw(seed=0, mistake=progress.puzzle)
+    puzzle = make_puzzle(progress.puzzle)
     _show(console, puzzle)
     _keep(folder, progress)
     # Under a pipe or a scheduler nobody answers a prompt, and each answer is a call of its own.
@@ -101,9 +100,9 @@ def _show(console: Any, puzzle: Puzzle) -> None:
 
 def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) -> bool:
     """Judge an answer to the last puzzle and keep the progress; return whether it is right."""
-    from regard.learn.hunt import draw, judge_answer
+    from regard.learn.hunt import judge_answer, make_puzzle
 
-    puzzle = draw(seed=0, mistake=progress.puzzle)
+    puzzle = make_puzzle(progress.puzzle)
     if answer.strip() == "?":
         _give_away(console, folder, progress)
         return False
@@ -127,9 +126,9 @@ def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) 
 
 def _give_away(console: Any, folder: Path, progress: LearnerProgress) -> None:
     """Show the mistake of the last puzzle."""
-    from regard.learn.hunt import draw, solve
+    from regard.learn.hunt import make_puzzle, solve
 
-    console.print(solve(draw(seed=0, mistake=progress.puzzle)), markup=False)
+    console.print(solve(make_puzzle(progress.puzzle)), markup=False)
     progress.puzzle = ""
     _keep(folder, progress)
 

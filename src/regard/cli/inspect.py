@@ -12,6 +12,7 @@ from regard.cli.parts.options import MODELS, Files, Texts
 from regard.cli.parts.page_server import serve
 from regard.cli.parts.progress_bar import show_steps
 from regard.support.characters import escape
+from regard.support.files import check_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -123,8 +124,8 @@ def inspect(
     if captures and (model or text or file):
         raise ValueError("expected captures to show or a model to read with (--model, --text), not both")
     # Checked before the model is opened, which may take minutes.
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out: there is no folder {str(out.parent)!r}: make it first")
+    if out is not None:
+        check_target("--out", out)
     if with_model and (out is None or captures):
         raise ValueError("--with-model: expected it with --out FILE.html and a model, as in --out page.html")
     if exact and out is None:

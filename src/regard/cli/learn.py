@@ -364,7 +364,7 @@ def _print_outcomes(
     elif can_say_more:
         console.print("\nAnother --hint says more.", style="dim")
     mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake), "")
-    if mistake and (f"| `{mistake}` |" in lesson.text or lesson.number >= OWN_CODE):
+    if mistake and (lesson.says_of(mistake) or lesson.number >= OWN_CODE):
         command = f"regard explain-mistake {mistake} --lesson {lesson.number}"
         console.print(f"All about it:  {command}", style="dim")
     # The page of the catalogue speaks of masks and of training, which a learner has met by then.

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
@@ -63,12 +62,6 @@ def ablate(
         raise ValueError(
             f'by: expected "zero", the means of regard.interventions.mean_outputs or a tensor, got {by!r:.80}'
         )
-    tensors = by.values() if isinstance(by, Mapping) else [by] if isinstance(by, Tensor) else []
-    for x in tensors:
-        is_ordinary = isinstance(x, Tensor) and x.layout == torch.strided and not (x.is_nested or x.is_meta)
-        if not is_ordinary or x.is_complex():
-            got = f"{x.dtype}, {x.layout}, on {x.device}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"by: expected an ordinary tensor of real numbers for each layer, got {got}")
     positions = None if positions is None else check_positions("positions", positions)
     return Ablation(select_heads(layer, head, heads), by, positions)
 
@@ -95,8 +88,13 @@ class Ablation(Edit):
         if isinstance(self.by, Tensor):
             new = self.by.to(call.output.device)
             new = new.unsqueeze(-3) if len(heads) == 1 and new.ndim == 3 else new
-            expected = f"({B}, {T}, {E})" if len(heads) == 1 else f"({B}, {len(heads)}, {T}, {E})"
-            return _broadcast("by", new, (B, len(heads), T, E), expected)
+            try:
+                return new.expand(B, len(heads), T, E)
+            except RuntimeError:
+                expected = f"({B}, {T}, {E})" if len(heads) == 1 else f"({B}, {len(heads)}, {T}, {E})"
+                raise ValueError(
+                    f"by: expected a tensor that broadcasts to {expected}, got {tuple(new.shape)}"
+                ) from None
         means = self.by.get(place.layer)
         if means is None:
             keys = ", ".join(map(repr, self.by))
@@ -112,17 +110,6 @@ class Ablation(Edit):
         to = "zero" if isinstance(self.by, str) else "a tensor" if isinstance(self.by, Tensor) else "its mean"
         where = "" if self.positions is None else f" at {describe_positions(self.positions)}"
         return f"{self.selection} set to {to}{where}"
-
-
-def _broadcast(name: str, x: Tensor, shape: tuple[int, ...], expected: str) -> Tensor:
-    """Return x if it broadcasts to a shape; a ValueError otherwise."""
-    try:
-        fits = torch.broadcast_shapes(x.shape, shape) == torch.Size(shape)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name}: expected a tensor that broadcasts to {expected}, got {tuple(x.shape)}")
-    return x
 
 
 def evict(policy: Any, budget: int, *, layer: Layer | None = None, every: int | None = None) -> Edit:

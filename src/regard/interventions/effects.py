@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -171,19 +171,13 @@ def effect(
     resolved = list(intervene(model, *several).edits)  # wrong edits raise here, before anything runs
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     measure = TextMetric(metric, positions=positions, tokens=tokens, tokenizer=tokenizer)
-    inputs = list(text_inputs(model, texts, tokenizer))
+    runs = MetricRuns(model, texts, measure, tokenizer, report)
     with evaluating(model):
-        random_edits: list[list[Edit]] = []
-        heads = find_heads(model, inputs[0], causal=metric == "loss")
-        if draws:
-            random_edits = draw_edits(resolved, heads, draws, seed)
-        progress = PassCounter(len(inputs) * (2 + len(random_edits)), report)
-        plain = run_texts(model, inputs, measure, [], progress)
-        edited = run_texts(model, inputs, measure, resolved, progress)
-        baseline = [
-            fmean(differences(run_texts(model, inputs, measure, some, progress), plain))
-            for some in random_edits
-        ]
+        heads = find_heads(model, runs.inputs[0], causal=metric == "loss")
+        random_edits = draw_edits(resolved, heads, draws, seed) if draws else []
+        runs.total = len(runs.inputs) * (2 + len(random_edits))
+        plain, edited = runs.run(), runs.run(resolved)
+        baseline = [fmean(differences(runs.run(some), plain)) for some in random_edits]
     changes = differences(edited, plain)
     cut_mass = _cut_mass(random_edits)
     if cut_mass is not None and cut_mass.random == 0:  # there were no other edges to cut
@@ -232,64 +226,64 @@ def importance(
     model = original_model(model)
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     measure = TextMetric(metric, positions=positions, tokens=tokens, tokenizer=tokenizer)
-    inputs = list(text_inputs(model, texts, tokenizer))
+    runs = MetricRuns(model, texts, measure, tokenizer, report)
     with evaluating(model):
-        seen = capture(model, inputs=inputs[0])
+        seen = capture(model, inputs=runs.inputs[0])
         if metric == "loss":
             check_causal(model, seen)
         attention = [layer for layer in seen.layers if not layer.is_linear]  # edits do not reach the others
         keys, heads = [layer.key for layer in attention], [layer.heads for layer in attention]
         layers = [name_layer(i, layer.map, keys, heads) for i, layer in enumerate(attention)]
-        progress = PassCounter(len(inputs) * (1 + sum(map(len, heads))), report)
-        plain = run_texts(model, inputs, measure, [], progress)
-        rows = []
-        share = 1 - 0.05 / max(1, sum(map(len, heads)))
+        count, rows = sum(map(len, heads)), []
+        runs.total = len(runs.inputs) * (1 + count)
+        plain, share = runs.run(), 1 - 0.05 / max(1, count)
         for layer in layers:
             stack, number = split_key(layer.key)
             for head, kv_head in zip(layer.heads, layer.kv_heads, strict=True):
-                edited = run_texts(model, inputs, measure, [ablate(layer.key, head, by)], progress)
-                changes = differences(edited, plain)
+                changes = differences(runs.run([ablate(layer.key, head, by)]), plain)
                 low, high = mean_interval(changes, share)
                 score = Score(fmean(changes), math.nan, math.nan, low, high, math.nan)
                 rows.append(HeadRow(number, head, kv_head, (), None, {"importance": score}, stack))
-    total = sum(len(token_ids(arguments)) for arguments in inputs)
-    return HeadTable(rows, len(inputs), total, model=model_name(model))
+    total = sum(len(token_ids(arguments)) for arguments in runs.inputs)
+    return HeadTable(rows, len(runs.inputs), total, model=model_name(model))
 
 
-class PassCounter:
-    """Counts forward passes and reports them."""
+class MetricRuns:
+    """Runs a model over texts, plain or edited, and counts the forward passes.
 
-    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
-        self.done, self.total, self.report = 0, total, report
+    - `texts`, `tokenizer`: as in `effect`; `measure` is the metric, which gives a number for each text.
+    - `report`: called with the number of forward passes done so far and of all, `total`.
+    """
 
-    def step(self) -> None:
-        """Report one more."""
-        self.done += 1
-        self.report(self.done, self.total)
+    total = 0
 
+    def __init__(
+        self,
+        model: nn.Module,
+        texts: Text | Sequence[Text],
+        measure: TextMetric,
+        tokenizer: Any,
+        report: Callable[[int, int], None],
+    ) -> None:
+        self.model, self.measure, self.report, self.done = model, measure, report, 0
+        self.inputs = list(text_inputs(model, texts, tokenizer))
 
-@torch.no_grad()
-def run_texts(
-    model: nn.Module,
-    inputs: Sequence[dict[str, Any]],
-    measure: TextMetric,
-    edits: Sequence[Edit],
-    progress: PassCounter,
-) -> list[float]:
-    """Return the metric of each text, with the model edited."""
-    values = []
-    for arguments in inputs:
-        if edits:
-            with intervene(model, *edits):
-                output = model(**arguments)
-        else:
-            output = model(**arguments)
-        value = measure(output, token_ids(arguments))
-        if not math.isfinite(value):
-            raise ValueError(f"metric: expected a finite number for every text, got {value}")
-        values.append(value)
-        progress.step()
-    return values
+    @torch.no_grad()
+    def run(self, edits: Sequence[Edit] = ()) -> list[float]:
+        """Return the metric of each text, with the model edited."""
+        values = []
+        for arguments in self.inputs:
+            with ExitStack() as undo:
+                if edits:
+                    undo.enter_context(intervene(self.model, *edits))
+                output = self.model(**arguments)
+            value = self.measure(output, token_ids(arguments))
+            if not math.isfinite(value):
+                raise ValueError(f"metric: expected a finite number for every text, got {value}")
+            values.append(value)
+            self.done += 1
+            self.report(self.done, self.total)
+        return values
 
 
 def token_ids(arguments: dict[str, Any]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 
 from regard.learn.course import LESSONS
@@ -29,7 +28,7 @@ def explain_in_lesson(lesson: Lesson, name: str) -> LessonExplanation | None:
     """Return what a lesson says about the mistake of this name; None if it does not know it."""
     if not lesson.has_code:
         return None
-    row = re.search(rf"^\| `{re.escape(name)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
+    row = lesson.says_of(name)
     usual = [mistake for mistake in usual_mistakes(lesson) if mistake.name == name]
     lines: tuple[str, ...] = ()
     if usual:
@@ -37,8 +36,7 @@ def explain_in_lesson(lesson: Lesson, name: str) -> LessonExplanation | None:
         wrong = plain_solution(lesson.solution.replace(usual[0].right, usual[0].wrong)).splitlines()
         lines = _without_docstring(tuple(difflib.unified_diff(wrong, right, lineterm=""))[3:])
     ways = tuple(_ways(lesson, name))
-    said = row[1].replace("\\|", "|") if row else ""  # a table writes \| for a bar that ends no column
-    return LessonExplanation(said, lines, ways) if row or usual or ways else None
+    return LessonExplanation(row, lines, ways) if row or usual or ways else None
 
 
 def _without_docstring(lines: tuple[str, ...]) -> tuple[str, ...]:
@@ -60,4 +58,4 @@ def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:
 
 def lessons_about(name: str) -> list[Lesson]:
     """Return the lessons that have a mistake of this name in their table of usual mistakes."""
-    return [lesson for lesson in LESSONS if f"| `{name}` |" in lesson.text]
+    return [lesson for lesson in LESSONS if lesson.says_of(name)]

@@ -1,7 +1,7 @@
 """The bug hunt: a program with one mistake of the catalogue in it, and the judge of what you call it.
 
-`draw` makes a puzzle, `judge_answer` judges an answer to it, and `solve` gives it away. All texts are plain;
-the command `regard learn hunt` prints them.
+`make_puzzle` makes a puzzle, `judge_answer` judges an answer to it, and `solve` gives it away. All texts are
+plain; the command `regard learn hunt` prints them.
 """
 
 from __future__ import annotations
@@ -58,36 +58,17 @@ class HuntAnswer:
     hint: str = ""  # from the second try on
 
 
-def puzzle_themes() -> tuple[str, ...]:
-    """Return the themes that `draw` knows."""
-    return tuple(THEMES)
+def make_puzzle(name: str) -> Puzzle:
+    """Return the puzzle whose answer is the mistake of this name: always the same one.
 
-
-def draw(seed: int | None = None, theme: str | None = None, mistake: str | None = None) -> Puzzle:
-    """Draw a puzzle.
-
-    Arguments:
-        seed: the same seed draws the same puzzle; a random one if None.
-        theme: one of `puzzle_themes()`; any if None.
-        mistake: the name of the mistake, to make its puzzle; drawn if None.
+    An answer that is given in a later process is judged by the puzzle that was shown.
     """
-    if theme is not None and theme not in THEMES:
-        raise ValueError(f"theme: expected one of {', '.join(THEMES)}, got {theme!r}")
-    if mistake is not None and mistake not in CATALOGUE:
-        raise ValueError(f"mistake: there is no mistake called {mistake!r}")
-    chance = random.Random(seed)
-    drawn = CATALOGUE[mistake] if mistake else chance.choice(THEMES[theme or chance.choice(list(THEMES))])
+    mistake = CATALOGUE[name]
     # The shortest program, so that a learner reads as little as can be.
-    kind = min(drawn.plants, key=lambda kind: len(plant_mistake(drawn, kind)))
-    theme = _theme_of(drawn)
-    return Puzzle(
-        drawn.name,
-        theme,
-        as_in_a_lesson(plant_mistake(drawn, kind)),
-        NAMES[kind],
-        kind,
-        _candidates(drawn, theme, kind, chance),
-    )
+    kind = min(mistake.plants, key=lambda kind: len(plant_mistake(mistake, kind)))
+    theme = next(theme for theme, mistakes in THEMES.items() if mistake in mistakes)
+    code = as_in_a_lesson(plant_mistake(mistake, kind))
+    return Puzzle(name, theme, code, NAMES[kind], kind, _candidates(mistake, theme, kind))
 
 
 def judge_answer(puzzle: Puzzle, answer: str, attempt: int = 1) -> HuntAnswer:
@@ -203,12 +184,9 @@ def _spelled(answer: str) -> str:
     return re.sub(r"[\s_–-]+", "-", answer.strip().strip("`'\".").lower())
 
 
-def _theme_of(mistake: Mistake) -> str:
-    return next(theme for theme, mistakes in THEMES.items() if mistake in mistakes)
-
-
-def _candidates(mistake: Mistake, theme: str, kind: str, chance: random.Random) -> tuple[str, ...]:
+def _candidates(mistake: Mistake, theme: str, kind: str) -> tuple[str, ...]:
     """Return names of the same theme, first of mistakes that this program could have, in no order."""
+    chance = random.Random(0)
     same = {name for names in _SAME_NUMBERS if mistake.name in names for name in names} | {mistake.name}
     others = [m for m in CATALOGUE.values() if m.name not in same]
     chance.shuffle(others)

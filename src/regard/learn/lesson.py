@@ -65,6 +65,11 @@ class Lesson:
         """The name of the learner's file."""
         return f"lesson{self.number}.py"
 
+    def says_of(self, mistake: str) -> str:
+        """Return what the table of usual mistakes in the text says of one; "" if it is not there."""
+        row = re.search(rf"^\| `{re.escape(mistake)}` \| (.*) \|$", self.text, flags=re.MULTILINE)
+        return row[1].replace("\\|", "|") if row else ""  # a table writes \| for a bar that ends no column
+
     @property
     def plan(self) -> LessonPlan:
         """The time that it takes, how difficult it is, and the lessons to do before, as its text says."""

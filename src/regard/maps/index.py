@@ -39,11 +39,6 @@ class MapIndex(NamedTuple):
     one_key: bool
     axes: Axes  # that are left
 
-    @property
-    def gives_map(self) -> bool:
-        """Whether the result is a smaller map; naming keys, one row or a list of rows gives a tensor."""
-        return not self.names_keys and not self.one_row and isinstance(self.rows, slice)
-
 
 def parse_index(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> MapIndex:
     """Parse `m[index]` for a map of size (B, H, T, S) that shows some axes.

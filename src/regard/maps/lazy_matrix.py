@@ -95,6 +95,22 @@ class LazyMatrix(ABC):
         """Whether `m @ v` takes values of this shape."""
         return self._expand_values(v) is not None
 
+    def _check_values(self, v: Tensor) -> Tensor:
+        """Return `v` if `m @ v` takes it; a ValueError says which shape was expected."""
+        if not isinstance(v, Tensor) or not self.takes_values(check_floats("v", v)):
+            lead = (*self.axes.visible((self.matrix[0], self._key_heads)), self.matrix[3])
+            got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
+            raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")
+        if v.device != self.device:
+            raise ValueError(f"v: expected it on {self.device}, where the map is, got {v.device}")
+        return v
+
+    def _head_values(self, v: Tensor) -> Tensor:
+        """`_check_values` as values of every key head or every head, (B, G or H, S, E)."""
+        values = self._expand_values(self._check_values(v))
+        assert values is not None
+        return values
+
     @property
     def _key_heads(self) -> int:
         """How many heads its keys have, as many as values may have; H unless heads share their keys."""
@@ -138,7 +154,8 @@ class LazyMatrix(ABC):
         """A smaller map, or a tensor if the index names one row, a list of rows, or any keys."""
         part = parse_index(index, self.axes, self.matrix)
         m = self.select(part.batch, part.heads, part.axes)
-        if part.gives_map and isinstance(part.rows, slice):
+        # Naming keys, one row or a list of rows gives a tensor.
+        if isinstance(part.rows, slice) and not (part.names_keys or part.one_row):
             return m.select_rows(part.rows)
         entries = m.tile(part.rows, part.keys)  # (…, rows, keys)
         entries = entries.squeeze(-1) if part.one_key else entries

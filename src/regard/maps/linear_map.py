@@ -330,9 +330,7 @@ class LinearAttentionMap(SignedMap):
 
         Leading dimensions of v broadcast. Gradients flow to v.
         """
-        self._check_values(v)
-        values = self._expand_values(v)
-        assert values is not None
+        values = self._head_values(v)
         H = self.matrix[1]
         values = values if values.shape[1] == H else values.repeat_interleave(H // values.shape[1], 1)
         return self._shaped(self._multiply(values).to(v.dtype))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,7 @@ def _decode(options: dict[str, Any], tensors: dict[str, Tensor], is_whole: bool)
     check_inputs(q, k, k, mask=mask if is_whole else None, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
-    shown = get_field(options, "axes", list)
-    if len(shown) != 2:
-        raise ValueError(f"axes: expected two, of the batch and the heads, got {shorten(shown)}")
-    axes = Axes(*(check_type("axes", axis, bool) for axis in shown))
-    if any(size != 1 for size, shown in zip(q.shape[:2], axes, strict=True) if not shown):
-        raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")
+    axes = _decode_axes(options, q.shape[:2])
     kept = _decode_kept(options, tensors, (*q.shape[:3], k.shape[2]), lse.dtype)
     return AttentionMap(
         q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks, axes=axes, kept=kept
@@ -121,7 +116,12 @@ def _decode_linear(options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Li
     rows = [check_type("rows", n, int) for n in get_field(options, "rows", list)]
     if len(rows) != 2 or not 0 <= rows[0] <= rows[1] <= S:
         raise ValueError(f"rows: expected two positions of {S}, got {shorten(rows)}")
-    axes = [check_type("axes", axis, bool) for axis in get_field(options, "axes", list)]
-    if len(axes) != 2 or any(size != 1 for size, shown in zip((B, H), axes, strict=True) if not shown):
-        raise ValueError(f"axes: expected two that fit {(B, H)}, got {shorten(axes)}")
-    return m._with(rows=range(*rows), axes=Axes(*axes))
+    return m._with(rows=range(*rows), axes=_decode_axes(options, (B, H)))
+
+
+def _decode_axes(options: dict[str, Any], sizes: Sequence[int]) -> Axes:
+    """Which of the batch and head axes, of these sizes, a map shows; the others have one entry."""
+    shown = [check_type("axes", axis, bool) for axis in get_field(options, "axes", list)]
+    if len(shown) != 2 or any(size != 1 for size, there in zip(sizes, shown, strict=True) if not there):
+        raise ValueError(f"axes: expected two that fit {tuple(sizes)}, got {shorten(shown)}")
+    return Axes(*shown)

@@ -19,7 +19,7 @@ from regard.attention.backends.tiles import find_visibility
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks
-from regard.attention.tensors import check_floats, check_tensor
+from regard.attention.tensors import check_tensor
 from regard.maps import storage
 from regard.maps.data import MapData
 from regard.maps.index import Axes
@@ -265,15 +265,7 @@ class AttentionMap(MapData, LazyMatrix):
         >>> (regard.attention_map(x, x, mask=regard.causal) @ v).flatten()
         tensor([0.0000, 0.5000, 1.0000, 1.5000])
         """
-        if isinstance(v, Tensor):
-            check_floats("v", v)
-            if v.device != self.device:
-                raise ValueError(f"v: expected it on {self.device}, where the map is, got {v.device}")
-            if (values := self._expand_values(v)) is not None:
-                return self._shaped(multiply(self, values))
-        lead = (*self.axes.visible((self.matrix[0], self.k.shape[1])), self.matrix[3])
-        got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
-        raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")
+        return self._shaped(multiply(self, self._head_values(v)))
 
     @property
     def _key_heads(self) -> int:

@@ -127,16 +127,6 @@ class SignedMap(LazyMatrix):
             output[..., q.first : q.last + 1, :] += part.to(v.dtype)
         return output
 
-    def _check_values(self, v: Tensor) -> Tensor:
-        """v as values for every head; ValueError unless they broadcast to (B, H, S, E)."""
-        if isinstance(v, Tensor) and v.device != self.device:
-            raise ValueError(f"v: expected it on {self.device}, where the map is, got {v.device}")
-        if not isinstance(v, Tensor) or not self.takes_values(v):
-            lead = ", ".join(map(str, (*self.shape[:-2], self.shape[-1])))
-            got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
-            raise ValueError(f"v: expected ({lead}, E), got {got}")
-        return v
-
     def diagonal(self, offset: int = 0) -> Tensor:
         """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
         rows, _ = diagonal_spans(offset, *self.shape[-2:])

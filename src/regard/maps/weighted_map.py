@@ -71,9 +71,7 @@ class WeightedMap(SignedMap):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """The entries times values v (B, G, S, E), by fused attention: (B, H, T, E)."""
-        v = self._check_values(v)
-        values = self._expand_values(v)
-        assert values is not None
+        values = self._head_values(v)
         group = self.matrix[1] // max(values.shape[1], 1)
         values = values.repeat_interleave(group, 1) * self.u.unsqueeze(-1)  # (B, H, S, E)
         return self._shaped(multiply(self.attention, values).to(v.dtype))

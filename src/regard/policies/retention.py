@@ -289,8 +289,10 @@ def find_budgeted(policies: Sequence[Any]) -> list[Policy]:
     found = [find_policy(policy) for policy in policies]
     if not found:
         raise ValueError("policy: expected one policy at least, got an empty list")
-    if twice := _repeated([str(one) for one in found]):
-        raise ValueError(f"policy: expected different names, got {twice} twice")
+    names = [str(one) for one in found]
+    # Results are named by their policies.
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"policy: expected different names, got {twice[0]} twice")
     if wrong := [str(one) for one in found if isinstance(one, str | Mask)]:
         raise ValueError(
             f"policy: expected policies with a budget, got {wrong[0]}, which chooses the keys itself"
@@ -299,13 +301,11 @@ def find_budgeted(policies: Sequence[Any]) -> list[Policy]:
 
 
 def check_budgets(budgets: Sequence[object]) -> list[int]:
-    """Return several budgets in order, or raise a ValueError unless they are different numbers of keys."""
-    sizes = [check_whole_number("budget", budget) for budget in budgets]
+    """Return several numbers of keys in order, each once, or raise a ValueError if one is none."""
+    sizes = sorted({check_whole_number("budget", budget) for budget in budgets})
     if not sizes:
         raise ValueError("budget: expected one number of keys at least, got an empty list")
-    if twice := _repeated(sizes):
-        raise ValueError(f"budget: expected different numbers of keys, got {twice} twice")
-    return sorted(sizes)
+    return sizes
 
 
 def number_of_keys(count: int) -> str:
@@ -324,11 +324,6 @@ def usual_budgets(tokens: int) -> list[int]:
     [64, 128, 256, 512]
     """
     return sorted({max(tokens // n, 1) for n in (16, 8, 4, 2)})
-
-
-def _repeated(values: Sequence[Any]) -> Any:
-    """The first value that occurs twice, or None."""
-    return next((x for n, x in enumerate(values) if x in values[:n]), None)
 
 
 def draw_budgets(

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.heads import uniform
-from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap, SignedMap, WeightedMap
+from regard.maps import AttentionMap, DifferenceMap, SignedMap
 from regard.maps.scale_end import overview_edges, scale_end
+from regard.show.data.map_view.tiles import attention_of, visible_units
 from regard.stages.figures.picture import colour_scale
 
 Reduce = Literal["mass", "max"]
@@ -39,23 +39,17 @@ def pool_cells(m: Drawable, reduce: Reduce, most: int) -> FigureCells:
         values = m.detach().float().cpu()
         hidden = torch.zeros_like(values, dtype=torch.bool)
         return FigureCells(bool((values < 0).any()), values, hidden, list(range(T)), list(range(S)))
-    rows, cols = min(T, most), min(S, most)
+    rows, cols = ([i * n // min(n, most) for i in range(min(n, most) + 1)] for n in (T, S))
     values = cast(Tensor, m.pool(rows, cols, reduce)).float().cpu()
     signed = isinstance(m, DifferenceMap) or bool((values < 0).any())
-    edges = [[i * n // count for i in range(count)] for n, count in ((T, rows), (S, cols))]
-    return FigureCells(signed, values, _hidden_cells(m, rows, cols), *edges)
+    return FigureCells(signed, values, _hidden_cells(m, rows, cols), rows[:-1], cols[:-1])
 
 
-def _hidden_cells(m: Any, rows: int | list[int], cols: int | list[int]) -> Tensor:
-    """Return which cells of a map (T, S), pooled to these counts or edges, hold no visible key."""
-    if isinstance(m, WeightedMap):
-        return _hidden_cells(m.attention, rows, cols)
+def _hidden_cells(m: Any, rows: list[int], cols: list[int]) -> Tensor:
+    """Return which cells of a map (T, S), pooled between these edges, hold no visible key."""
     if isinstance(m, DifferenceMap):
         return _hidden_cells(m.left, rows, cols) & _hidden_cells(m.right, rows, cols)
-    if not isinstance(m, AttentionMap | LinearAttentionMap):
-        return torch.zeros_like(cast(Tensor, m.pool(rows, cols)), dtype=torch.bool).cpu()
-    baseline = cast(Tensor, uniform(m).pool(rows, cols))
-    return (baseline[0, 0] == 0).cpu()  # uniform attention is 0 only where no key is visible
+    return ~visible_units(attention_of(m), rows, cols)
 
 
 def overview_values(m: Drawable, cells: FigureCells, reduce: Reduce) -> Tensor:

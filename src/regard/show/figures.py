@@ -17,6 +17,8 @@ from regard.maps import AttentionMap, SignedMap
 from regard.maps.index import Axes
 from regard.recorder import Capture, Layer
 from regard.show.data.head_rows import TextHeads
+from regard.show.data.layer_description import find_axis_tokens
+from regard.show.data.patch_tokens import patch_axes, token_lists
 from regard.show.data.titles import title_of_tokens
 from regard.show.figure_axes import Labels, describe_cell, draw_map
 from regard.show.figure_cells import Drawable, Reduce
@@ -97,20 +99,11 @@ def figure(
     m = (chosen.map if head is None else capture[layer, head])[batch]
     if against is not None:
         m = m - (against.layer(layer).map if head is None else against[layer, head])[batch]
-    T, S = m.shape[-2:]
-    # The tokens on each axis: beside an encoder, decoders have tokens of their own.
-    is_placed = chosen.evidence.unplaced is None
-    source = capture.tokens[batch] if capture.tokens is not None and is_placed else None
-    target = source if capture.target_tokens is None else capture.target_tokens[batch]
-    keys = target if chosen.stack == "decoder" else source
-    queries = target if chosen.stack in ("decoder", "cross") else source
-    marked = capture.boundary is not None and chosen.stack != "cross" and 0 < capture.boundary < S
-    labels = _axis_labels(
-        m,
-        keys[-S:] if keys is not None and len(keys) >= S else None,
-        queries[-T:] if queries is not None and len(queries) >= T else None,
-        capture.boundary if marked else None,
+    axes = find_axis_tokens(chosen, token_lists(capture, batch), patch_axes(capture, chosen.key))
+    is_marked = (
+        capture.boundary is not None and chosen.stack != "cross" and 0 < capture.boundary < m.shape[-1]
     )
+    labels = _axis_labels(m, axes.keys, axes.queries, capture.boundary if is_marked else None)
     words = _capture_words(capture, chosen, head, against, batch)
     drawn = _plot(_split_heads(m), labels, words, ax, scale, reduce)
     if m.ndim == 3 and len(chosen.heads) > 1:
@@ -160,9 +153,7 @@ def _describe_head(capture: Capture, layer: Layer, head: int, batch: int) -> tup
     """Return a head's label, to be written after its number, and the sentence that says what it does."""
     h = layer.heads.index(head)
     m = layer.map.select(slice(batch, batch + 1), slice(h, h + 1), Axes())  # (1, 1, T, S)
-    # Alone, so that one head is scored and not the whole layer.
-    alone = Layer(layer.number, layer.name, layer.stack, m, layer.evidence, (head,))
-    (row,) = TextHeads(capture, batch).rows(alone, m)
+    row = TextHeads(capture, batch).row(layer, m, head)
     return f", {score_title(row['label'])}" if row["label"] else "", row["sentence"]
 
 

@@ -18,7 +18,7 @@ import shutil
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
@@ -334,6 +334,19 @@ def remove_temporary_files(folder: Path, pattern: str) -> None:
     """Delete what `atomic_write` left of files whose names match a pattern, in processes that were killed."""
     for leftover in folder.glob(f".{pattern}.{'[a-z0-9_]' * 8}"):  # as mkdtemp names them
         shutil.rmtree(leftover, ignore_errors=True)  # a file of this name is not ours, and stays
+
+
+def check_target(name: str, path: Path, suffixes: Sequence[str] = ()) -> None:
+    """Raise ValueError, before any work is done, if a file has another suffix or its folder is not there.
+
+    `name` is the argument that the message begins with.
+    """
+    if suffixes and path.suffix.lower() not in suffixes:
+        *others, last = suffixes
+        expected = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"{name}: expected a file that ends with {expected}, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}: expected a file in a folder that exists, got {path}: make {path.parent}")
 
 
 def check_folder_writable(name: str, folder: Path) -> None:

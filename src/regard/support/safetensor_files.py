@@ -22,6 +22,7 @@ from regard.support.files import (
     Kind,
     atomic_write,
     check_regular_file,
+    check_target,
     converting_errors,
     naming_errors,
     open_file,
@@ -112,8 +113,7 @@ def write_safetensors(
     if "format" not in metadata:
         raise ValueError(f"metadata: expected a format, got only {sorted(metadata)}")
     path = Path(path)
-    if not path.parent.is_dir():
-        raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
+    check_target("path", path)
     # save_file refuses tensors that are not contiguous.
     separate = _without_shared_memory({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     with atomic_write(path) as temporary:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from regard.support.cell_output import bundle
-from regard.support.files import atomic_write
+from regard.support.files import atomic_write, check_target
 from regard.support.imports import extra
 
 MOST_ROWS = 64  # of a table in a notebook's cell
@@ -104,10 +104,7 @@ class Table:
 
 def check_writable(path: Path) -> None:
     """Raise ValueError, before any work is done, if a table cannot be written to a file."""
-    if path.suffix not in (".json", ".csv", ".parquet"):
-        raise ValueError(f"expected a file that ends with .json, .csv or .parquet, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"expected a file in a folder that exists, got {path}: make {path.parent}")
+    check_target("path", path, (".json", ".csv", ".parquet"))
     if path.suffix == ".parquet":
         _pyarrow()
 

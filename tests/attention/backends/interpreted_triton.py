@@ -20,7 +20,7 @@ from regard.attention.backends.triton import (
     launch,
     pool,
     row_reductions,
-    spans,
+    span_pool,
 )
 from regard.attention.backends.triton.launch import KernelMap
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
@@ -315,7 +315,7 @@ SPANS = {
 )
 def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
     monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
-    monkeypatch.setattr(spans, "MAX_BUFFER", 1)  # the heads use the buffer in turn
+    monkeypatch.setattr(span_pool, "MAX_BUFFER", 1)  # the heads use the buffer in turn
     m, steps = reduced(case)
     B, H, _, S = m.matrix
     bounds = [torch.tensor(SPANS[name]).T for name in (rows, cols)]

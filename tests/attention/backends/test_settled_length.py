@@ -49,18 +49,15 @@ def test_a_settled_length_goes_over_once(calls: list[str]) -> None:
     assert calls[9:] == ["flash"] * 2
 
 
-def test_a_cache_that_grows_under_several_layers_does_not(calls: list[str]) -> None:
+@pytest.mark.parametrize(
+    "caches",
+    [[(length, 40) for length in range(5, 30) for _ in range(3)], [(8, 30), (8, 40)] * 10],
+    ids=["lengths that grow under three layers", "other strides"],
+)
+def test_other_lengths_and_strides_do_not_settle(calls: list[str], caches: list[tuple[int, int]]) -> None:
     attention = settled(calls)
-    for length in range(5, 30):
-        for _ in range(3):
-            step(attention, length, capacity=40)
-    assert set(calls) == {"flash"}
-
-
-def test_other_strides_are_another_length(calls: list[str]) -> None:
-    attention = settled(calls)
-    for capacity in [30, 40] * 10:
-        step(attention, 8, capacity)
+    for length, capacity in caches:
+        step(attention, length, capacity)
     assert set(calls) == {"flash"}
 
 

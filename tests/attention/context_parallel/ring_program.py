@@ -37,12 +37,8 @@ class Case(NamedTuple):
 CASES = {
     "full": Case(lambda: regard.full),
     "causal": Case(lambda: regard.causal),
-    "causal, head-tail": Case(lambda: regard.causal, "head-tail"),
     "window, head-tail": Case(lambda: regard.causal & regard.window(7), "head-tail"),
     "documents": Case(lambda: regard.causal & regard.documents([0] * 6 + [1] * 9 + [2] * 5)),
-    "documents, head-tail": Case(
-        lambda: regard.causal & regard.documents([0] * 6 + [1] * 9 + [2] * 5), "head-tail"
-    ),
     "half precision": Case(lambda: regard.causal, "head-tail", torch.bfloat16),
 }
 

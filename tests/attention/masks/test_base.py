@@ -161,23 +161,6 @@ def test_simplified_means_the_same(drawn):
     assert before is None or torch.equal(before.expand(drawn.n.matrix), after.expand(drawn.n.matrix))
 
 
-@given(sized_masks(), st.data())
-def test_narrowed_is_the_rule_for_some_sequences_and_heads(drawn, data):
-    n = drawn.n
-    first, head = data.draw(st.integers(0, n.B - 1), "b"), data.draw(st.integers(0, n.H - 1), "h")
-    batch, heads = slice(first, n.B), slice(head, n.H, data.draw(st.integers(1, 2), "step"))
-    expected = drawn.allowed()[batch, heads]
-    fewer = drawn.mask.select(batch, heads)
-    tile = fewer.tile(slice(None), slice(None), tuple(expected.shape))
-    assert torch.equal(tile.expand(expected.shape), expected)
-    assert fewer.biased == drawn.mask.biased
-    if drawn.adds is not None:
-        bias = fewer.bias(slice(None), slice(None), tuple(expected.shape)).double()
-        torch.testing.assert_close(
-            bias.expand(expected.shape), drawn.score_bias()[batch, heads], rtol=1e-6, atol=1e-6
-        )
-
-
 @given(st.data())
 def test_de_morgan_and_friends(data):
     n = data.draw(sizes())

@@ -11,7 +11,7 @@ from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
 from regard.support.lru import LRUCache
-from tests.captures import captured
+from tests.captures import captured, layer_of
 
 MASKS = [
     regard.causal,
@@ -48,22 +48,10 @@ def test_tiles_are_the_matrix_pooled(mask: regard.Mask, z: int, i: int, j: int) 
     torch.testing.assert_close(found.max.double(), peak.double().where(~hidden, -1.0), atol=1e-6, rtol=1e-5)
 
 
-def test_coarse_tiles_are_put_together_from_fine_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = captured(1300, layers=1)
-    whole = [Contents(seen)[0].tile(0, 1, z, 0, 0) for z in (2, 3)]
-    monkeypatch.setattr(tiles, "FINE", 0)
-    for z, expected in zip((2, 3), whole, strict=True):
-        found = Contents(seen)[0].tile(0, 1, z, 0, 0)
-        torch.testing.assert_close(found.mass, expected.mass, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(found.max, expected.max, atol=1e-6, rtol=1e-5)
-
-
 def test_more_keys_than_queries() -> None:
     q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
     m = regard.attention_map(q, k, mask=regard.causal)
-    base = captured().layers[0]
-    layer = type(base)(0, "cross", "", m, base.evidence, (0,))
-    contents = Contents(Capture([layer], "m"))
+    contents = Contents(Capture([layer_of(m)], "m"))
     assert contents.meta["texts"][0]["layers"][0]["queries_from"] is None
     found = contents[0].tile(0, 0, 1, 0, 0)
     mass, _ = pooled(m.to_dense()[0, 0].double(), 1, 0, 0)

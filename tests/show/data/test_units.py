@@ -6,14 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import regard
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
 from regard.show.data.map_view.quantity import Quantity
-from regard.show.data.map_view.units import axis_edges, text_units
+from regard.show.data.map_view.units import text_units
 from tests.captures import captured
 from tests.sampling import combine
 
@@ -54,16 +52,6 @@ def pooled(matrix: torch.Tensor, rows: list[int], cols: list[int]) -> torch.Tens
 def test_words_and_sentences_of_tokens() -> None:
     assert text_units(PIECES)["words"] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16]
     assert text_units(PIECES)["sentences"] == [0, 1, 7, 14, 16]
-
-
-@given(st.integers(0, 20), st.integers(1, 20), st.data())
-def test_the_units_of_an_axis_are_those_that_it_cuts(first: int, size: int, data: st.DataObject) -> None:
-    inner = data.draw(st.sets(st.integers(1, first + size + 3)))
-    edges = sorted({0, first + size + 4, *inner})
-    found = axis_edges(edges, first, size)
-    assert found[0] == 0
-    assert found[-1] == size
-    assert [edge + first for edge in found[1:-1]] == [edge for edge in edges if first < edge < first + size]
 
 
 @pytest.mark.parametrize(

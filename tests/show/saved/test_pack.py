@@ -23,7 +23,7 @@ from regard.show.saved import mask_block, packed_layer
 from regard.show.saved import pack as packing
 from regard.show.saved.bundle import write
 from regard.show.saved.pack import pack
-from tests.captures import HOSTILE, captured, hybrid
+from tests.captures import HOSTILE, captured, hybrid, layer_of
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([^"]+)">([A-Za-z0-9+/=]+)</script>\n')
 TYPES = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}
@@ -111,8 +111,7 @@ def test_softcap_and_sinks() -> None:
     q, k = torch.randn(1, 4, 30, 8), torch.randn(1, 2, 30, 8) + 3
     sinks = torch.tensor([0.5, 2.0, -1.0, 4.0])
     m = regard.attention_map(q, k, mask=regard.causal, softcap=5.0, sinks=sinks)
-    base = captured().layers[0]
-    seen = Capture([type(base)(0, "h.0", "", m, base.evidence, range(4))], "m")
+    seen = Capture([layer_of(m)], "m")
     description, arrays = opened(pack(Contents(seen)).blocks)
     for head in range(4):
         found = weights_from(description, arrays, 0, 0, head)
@@ -122,10 +121,9 @@ def test_softcap_and_sinks() -> None:
 def test_what_rounding_would_change_keeps_24_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "FINE", 0)
     monkeypatch.setattr(packed_layer, "SCORE_NOISES", (1.0, 0.5))
-    base = captured().layers[0]
     q, k = torch.randn(1, 1, 64, 8), torch.randn(1, 1, 64, 8)
     m = regard.attention_map(q, k, mask=regard.causal)
-    packed = pack(Contents(Capture([type(base)(0, "h", "", m, base.evidence, (0,))], "m")))
+    packed = pack(Contents(Capture([layer_of(m)], "m")))
     description, _ = opened(packed.blocks)
     assert [field["type"] for field in description["blocks"]["layer-0-0"]] == ["f24", "f24", "f32", "f32"]
     assert packed.relative <= 0.01
@@ -178,8 +176,7 @@ def test_rounded_rows_sum_to_1_and_take_a_byte_a_number(monkeypatch: pytest.Monk
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 4, 256, 64, generator=draw) for _ in range(2))
     m = regard.attention_map(q, k + 2 * torch.randn(1, 4, 1, 64, generator=draw), mask=regard.causal)
-    base = captured().layers[0]
-    packed = pack(Contents(Capture([type(base)(0, "h.0.attn", "", m, base.evidence, range(4))], "m")))
+    packed = pack(Contents(Capture([layer_of(m)], "m")))
     description, arrays = opened(packed.blocks)
     for head in range(4):
         sums = weights_from(description, arrays, 0, 0, head).sum(-1)
@@ -195,9 +192,8 @@ def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) 
     q, k = (torch.randn(1, 2, 40, 8, generator=draw) * size**0.5 for _ in range(2))
     q[:, 0] /= size**0.5  # one head has small scores
     q, k = q.to(dtype), (k + 3 * size**0.5).to(dtype)  # and all of a row's have something in common
-    base = captured().layers[0]
     m = regard.attention_map(q, k, mask=regard.causal)
-    seen = Capture([type(base)(0, "h.0.attn", "", m, base.evidence, range(2))], "large")
+    seen = Capture([layer_of(m)], "large")
     packed = pack(Contents(seen), values=False)
     description, arrays = opened(packed.blocks)
     scores = (q.double() @ k.double().mT * 8**-0.5).masked_fill(~torch.ones(40, 40).tril().bool(), -torch.inf)

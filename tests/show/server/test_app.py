@@ -444,21 +444,14 @@ def test_work_that_nobody_waits_for_is_dropped(serve: Serve, monkeypatch: pytest
     waiting = []
     for number in range(6):
         waiting.append(connect(running, head(running, f"GET /api/row?text=0&layer=0&head=0&row={number}")))
-        wait_until(lambda number=number: running.site.waiting == number + 1)
+        wait_until(lambda number=number: running.site.workers.urgent_left == number + 1)
     for connection in waiting[1:]:
         connection.close()
-    wait_until(lambda: running.site.waiting == 1)
+    wait_until(lambda: running.site.workers.urgent_left == 1)
     let_go.set()
     assert waiting[0].recv(4096).startswith(b"HTTP/1.1 200")
     assert begun == [0]
     waiting[0].close()
-
-
-def test_more_than_it_can_do_is_refused_kindly(serve: Serve) -> None:
-    running = serve(limits=Limits(waiting=0))
-    answer = ask(running, "/api/meta")
-    assert answer.status == 503
-    assert "try again" in answer.json["error"]
 
 
 def test_it_cuts_connections_whose_answers_do_not_come_in_time(

@@ -1,7 +1,8 @@
 """Chooses the backend that runs a problem, and runs it.
 
-Each backend has two functions: `unsupported_reason(problem)` and `run(problem)`. The first backend that
-supports the call runs it. Only `steps` builds the T×S matrix, and only where no other backend can serve.
+Each backend has a function `run(problem)`, and those that do not serve every problem one that says why,
+`unsupported_reason(problem)`. The first backend that supports the call runs it. Only `steps` builds the T×S
+matrix, and only where no other backend can serve.
 """
 
 from __future__ import annotations
@@ -66,9 +67,12 @@ def unsupported_reason(problem: AttentionProblem, name: str) -> str | None:
     # Custom autograd functions and private kernels have no rule for vmap; the operations of the steps have.
     if problem.transformed:
         return "it runs inside a transformation of torch.func"
-    module = fused_attention if name == "torch" else launch if name == "triton" else tiled_attention
-    reason: str | None = module.unsupported_reason(problem)
-    return reason
+    # The tiles serve every other one.
+    if name == "tiled":
+        return None
+    if name == "torch":
+        return fused_attention.unsupported_reason(problem)
+    return launch.unsupported_reason(problem)
 
 
 def run(problem: AttentionProblem, name: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:

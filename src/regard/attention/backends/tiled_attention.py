@@ -26,11 +26,6 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.memo import remember
 
 
-def unsupported_reason(problem: AttentionProblem) -> str | None:
-    """None: this backend runs every problem."""
-    return None
-
-
 def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) and the row log-sum-exp (B, H, T)."""
     # From PyTorch's global generator, so that torch.manual_seed repeats the dropout.

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.support.files import atomic_write
+from regard.support.files import atomic_write, make_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,18 +48,9 @@ class StoredModel(NamedTuple):
 
 
 def save(model: GPT, path: str | os.PathLike[str]) -> None:
-    """Write a model to a folder, which is created if its parent exists; otherwise a ValueError says so.
-
-    An OSError says why it could not be written.
-    """
+    """Write a model to a folder, which is created if need be; an OSError says why it could not be written."""
     folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"path: expected a folder, got {folder}, which is a file")
-    if not folder.absolute().parent.is_dir():
-        raise ValueError(
-            f"path: expected a folder whose parent exists, got {folder}: create {folder.parent} first"
-        )
-    folder.mkdir(exist_ok=True)
+    make_folder("path", folder)
     config = {"model_type": MODEL_TYPE, **model.config.to_json()}
     # safetensors refuses tensors that are not contiguous.
     weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}

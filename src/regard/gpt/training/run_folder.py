@@ -16,9 +16,9 @@ from regard.support.files import (
     RunFileError,
     check_folder_writable,
     get_field,
+    make_folder,
     naming_errors,
     shorten,
-    write_error,
 )
 from regard.support.processes import Processes
 
@@ -30,8 +30,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists():
         _take_folder(folder).release()
     else:
-        _check_path(folder)
-        check_folder_writable("out", folder.absolute().parent)
+        check_folder_writable("out", next(parent for parent in folder.absolute().parents if parent.exists()))
 
 
 @contextmanager
@@ -44,23 +43,9 @@ def owned_folder(folder: Path, ranks: Processes) -> Iterator[None]:
 
 def _take_folder(folder: Path) -> FileLock:
     """Create the folder of a run if need be, and lock it; an error says why a run cannot use it."""
-    _check_path(folder)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise write_error("out", folder, error) from None
+    make_folder("out", folder)
     check_folder_writable("out", folder)
     return FileLock(folder / LOCK, "out", folder)
-
-
-def _check_path(folder: Path) -> None:
-    """Raise a ValueError unless a path is a folder, or can become one."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out: expected a folder, got the file {folder}")
-    if not folder.absolute().parent.is_dir():
-        raise ValueError(
-            f"out: expected a folder whose parent exists: create {folder.absolute().parent} first"
-        )
 
 
 def find_checkpoint(folder: Path, arguments: dict[str, Any], resume: bool) -> Checkpoint | None:

@@ -83,11 +83,8 @@ def _check(m: AttentionMap, ids: Tensor) -> None:
     """Raise ValueError unless ids are the tokens of a map of self-attention."""
     if m.ndim != 4 or m.shape[2] != m.shape[3]:
         raise ValueError(f"m: expected (B, H, T, T), the map of self-attention, got {tuple(m.shape)}")
-    expected = (m.shape[0], m.shape[2])
-    ids = check_whole_numbers(
-        "ids", check_tensor("ids", ids), f"whole numbers {expected}, the tokens of the text"
-    )
-    if tuple(ids.shape) != expected:
-        raise ValueError(
-            f"ids: expected whole numbers {expected}, the tokens of the text, got {tuple(ids.shape)}"
-        )
+    shape = (m.shape[0], m.shape[2])
+    expected = f"whole numbers {shape}, the tokens of the text"
+    ids = check_whole_numbers("ids", check_tensor("ids", ids), expected)
+    if tuple(ids.shape) != shape:
+        raise ValueError(f"ids: expected {expected}, got {tuple(ids.shape)}")

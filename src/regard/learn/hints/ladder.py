@@ -216,8 +216,8 @@ def _row_of(outcome: Outcome, lesson: Lesson) -> str:
     # Another task makes the same mistake by other lines than those of which the table speaks.
     if usual is None or usual.task not in ("", outcome.task):
         return ""
-    row = re.search(rf"^\| `{re.escape(usual.name)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
-    return row[1] if row and not CODE.search(row[1]) else ""
+    row = lesson.says_of(usual.name)
+    return "" if CODE.search(row) else row
 
 
 def _asked(row: str) -> str:

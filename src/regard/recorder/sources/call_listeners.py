@@ -16,6 +16,7 @@ from torch import nn
 from regard.recorder.attention_call import Call, UnreadableCall
 from regard.recorder.map_preparation import without_gradients
 from regard.recorder.sources import token_order
+from regard.recorder.sources.structure_of_models.structure import calling_module
 from regard.support.override import ContextEntries
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class CallListener(NamedTuple):
     hear: Callable[[Call], Call]
     is_editor: bool = False
     """Whether it may change the output; the others then receive the edited call."""
-    wants_overview: Callable[[], bool] = bool
-    """Whether the attention that is called now should hand out an overview; by default it should not."""
+    wants_overview: bool = False
+    """Whether the attention that is called should hand out an overview."""
     query_shape: Sequence[int] | None = None
     """The shape (B, H, T, D) of the queries before a function of Transformers packs heads; None elsewhere."""
 
@@ -72,19 +73,17 @@ def is_reading() -> bool:
 
 
 def current_listeners() -> tuple[CallListener, ...]:
-    """Return the listeners to whichever module is running, those that edit first."""
-    instead = _instead.get()
-    return _editors_first(x.running for x in open_listeners.get()) if instead is None else instead
+    """Return the listeners to the module whose code is running, those that edit first."""
+    if (instead := _instead.get()) is not None:
+        return instead
+    return listeners_to(calling_module()) if open_listeners.get() else ()
 
 
 def listeners_to(*modules: nn.Module) -> tuple[CallListener, ...]:
     """Return the open listeners, each to the innermost of some modules, outermost first, that it knows."""
     known = ((x, next((m for m in reversed(modules) if m in x.names), None)) for x in open_listeners.get())
-    return _editors_first(x.to(module) for x, module in known if module is not None)
-
-
-def _editors_first(listeners: Iterable[CallListener]) -> tuple[CallListener, ...]:
-    """A recording is to receive each call as it was edited."""
+    listeners = (x.to(module) for x, module in known if module is not None)
+    # A recording is to receive each call as it was edited.
     return tuple(sorted(listeners, key=lambda listener: not listener.is_editor))
 
 
@@ -97,7 +96,7 @@ def notify(listeners: Iterable[CallListener], call: Call) -> Call:
 
 def wants_overview(listeners: Sequence[CallListener]) -> bool:
     """Return whether a call should hand out an overview. Edited weights would have another one."""
-    return any(x.wants_overview() for x in listeners) and not any(x.is_editor for x in listeners)
+    return any(x.wants_overview for x in listeners) and not any(x.is_editor for x in listeners)
 
 
 def reading_mode(listeners: Iterable[CallListener]) -> AbstractContextManager[Any]:

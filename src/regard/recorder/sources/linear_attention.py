@@ -24,6 +24,7 @@ from regard.recorder.attention_call import AttentionCall, Call, Recurrence, Unre
 from regard.recorder.layer import LayerId
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import listeners_to, notify, read_or_explain
+from regard.recorder.sources.sdpa_call import repeats_heads
 from regard.recorder.sources.structure_of_models.code_names import called_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.sources.structure_of_models.structure import calling_module
@@ -251,15 +252,9 @@ def _without_repeats(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     # Most tensors differ at a few tokens already, which costs little to see.
     some = slice(None, None, max(1, T // 16))
     for group in (n for n in range(H, 1, -1) if H % n == 0):
-        if all(_repeats(x[:, :, some], group) for x in (q, k)) and all(_repeats(x, group) for x in (q, k)):
+        if all(repeats_heads(y, group) for x in (q, k) for y in (x[:, :, some], x)):
             return q[:, ::group].contiguous(), k[:, ::group].contiguous()
     return q, k
-
-
-def _repeats(x: Tensor, group: int) -> bool:
-    """Whether every `group` neighbouring heads of x (B, H, T, D) are the same."""
-    heads = x.reshape(len(x), -1, group, *x.shape[2:])
-    return bool((heads == heads[:, :, :1]).all())
 
 
 def _detached(x: Any) -> Any:
@@ -279,77 +274,65 @@ Take = Callable[[nn.Module, AttentionCall], object]
 def watch_lightning(modules: Iterable[nn.Module], take: Take) -> Iterator[None]:
     """Inside the block, `take` receives the calls of those modules that are lightning attention."""
     wrappers = MethodWrappers()
-    for module in modules:
-        if is_lightning(module):
-            run = LightningRun(module, take)
-            wrappers.add(module, "forward", run.run_module)
-            wrappers.add(module.qkv_proj, "forward", run.note_projection)
-            wrappers.add(module.norm, "forward", run.note_output)
+    for module in filter(is_lightning, modules):
+        heard: dict[str, Tensor] = {}
+        parts: Any = module
+        wrappers.add(parts.qkv_proj, "forward", functools.partial(_note_projection, heard))
+        wrappers.add(parts.norm, "forward", functools.partial(_note_output, heard))
+        wrappers.add(module, "forward", functools.partial(_run_lightning, module, heard, take))
     with wrappers.active():
         yield
 
 
-class LightningRun:
-    """What is heard of one module while it runs."""
+def _note_projection(heard: dict[str, Tensor], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run the projection and note what it returns."""
+    heard["projected"] = forward(*args, **kwargs)
+    return heard["projected"]
 
-    def __init__(self, module: Any, take: Take) -> None:
-        self.module, self.take = module, take
-        self.projected: Tensor | None = None
-        self.output: Tensor | None = None
 
-    def note_projection(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the projection and note what it returns."""
-        self.projected = forward(*args, **kwargs)
-        return self.projected
+def _note_output(heard: dict[str, Tensor], forward: Callable[..., Any], x: Tensor, *args: Any) -> Any:
+    """Note what the norm receives and run it."""
+    heard["output"] = x.detach()
+    return forward(x, *args)
 
-    def note_output(self, forward: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Note what the norm receives and run it."""
-        self.output = x.detach()
-        return forward(x, *args, **kwargs)
 
-    def run_module(
-        self,
-        forward: Callable[..., Any],
-        hidden_states: Tensor,
-        position_embeddings: Any = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run the module and pass on what was heard."""
-        read_state = functools.partial(_state, past_key_values, getattr(self.module, "layer_idx", None))
-        # The cache gets the new state from the module, and the old one is gone then.
-        before = read_state()
-        result = forward(
-            hidden_states,
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            **kwargs,
-        )
-        # Compiled code is traced and not run.
-        if not torch.compiler.is_compiling() and self.projected is not None and self.output is not None:
-            with torch.no_grad():
-                self.take(self.module, self._call(attention_mask, before, read_state()))
-        self.projected = self.output = None
-        return result
+def _run_lightning(
+    module: Any, heard: dict[str, Tensor], take: Take, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run a module and pass on what was heard. MiniMax passes its mask and its cache by name."""
+    cache, layer = kwargs.get("past_key_values"), getattr(module, "layer_idx", None)
+    # The cache gets the new state from the module, and the old one is gone then.
+    before = _state(cache, layer)
+    result = forward(*args, **kwargs)
+    # Compiled code is traced and not run.
+    if not torch.compiler.is_compiling() and len(heard) == 2:
+        mask, after = kwargs.get("attention_mask"), _state(cache, layer)
+        with torch.no_grad():
+            take(module, _lightning_call(module, heard["projected"], heard["output"], mask, before, after))
+    heard.clear()
+    return result
 
-    def _call(self, mask: Tensor | None, before: Tensor | None, after: Tensor | None) -> AttentionCall:
-        module, projected, output = self.module, self.projected, self.output
-        assert projected is not None
-        assert output is not None
-        B, T, _ = projected.shape
-        heads, width = module.num_attention_heads, module.head_dim
-        qkv = module.act_fn(projected.detach())
-        # MiniMax sets padding to zero after the activation (`apply_mask_to_padding_states`).
-        if mask is not None:
-            qkv = (qkv * mask[:, :, None]).to(qkv.dtype)
-        # MiniMax has q, k and v of a head next to one another, not those of all heads.
-        q, k, v = qkv.view(B, T, heads, 3 * width).transpose(1, 2).split(width, -1)
-        slope = module.slope_rate.detach().float().view(1, heads, 1)
-        decay = -slope.expand(B, heads, T)
-        recurrence = Recurrence(decay, initial_state=before, final_state=after)
-        return recurrence.call(q, k, v, output.view(B, T, heads, width).transpose(1, 2))
+
+def _lightning_call(
+    module: Any,
+    projected: Tensor,
+    output: Tensor,
+    mask: Tensor | None,
+    before: Tensor | None,
+    after: Tensor | None,
+) -> AttentionCall:
+    """Return the call of a module whose projection and whose output before the norm are known."""
+    B, T, _ = projected.shape
+    heads, width = module.num_attention_heads, module.head_dim
+    qkv = module.act_fn(projected.detach())
+    # MiniMax sets padding to zero after the activation (`apply_mask_to_padding_states`).
+    if mask is not None:
+        qkv = (qkv * mask[:, :, None]).to(qkv.dtype)
+    # MiniMax has q, k and v of a head next to one another, not those of all heads.
+    q, k, v = qkv.view(B, T, heads, 3 * width).transpose(1, 2).split(width, -1)
+    slope = module.slope_rate.detach().float().view(1, heads, 1)
+    recurrence = Recurrence(-slope.expand(B, heads, T), initial_state=before, final_state=after)
+    return recurrence.call(q, k, v, output.view(B, T, heads, width).transpose(1, 2))
 
 
 def _state(cache: Any, layer: int | None) -> Tensor | None:

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from regard.attention.masks.base import Mask
 from regard.layers import Attention
-from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.layer import LayerId
-from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
+from regard.recorder.map_preparation import without_autocast
 from regard.recorder.rank_group import is_distributed
-from regard.recorder.receiver import CallReceiver, Slot
+from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order, torch_mha
 from regard.recorder.sources.call_listeners import (
     CallListener,
@@ -36,14 +33,15 @@ from regard.recorder.sources.call_listeners import (
     reading_mode,
 )
 from regard.recorder.sources.eager import eager_trace
-from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
+from regard.recorder.sources.eager.eager_call import attention_call
 from regard.recorder.sources.eager.eager_scores import EagerAttention
+from regard.recorder.sources.earlier_calls import PARTS, EarlierCall
 from regard.recorder.sources.linear_attention import is_linear_layer, linear_layer_ids
 from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
-from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of, remembered
+from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import (
     FUSED,
     computes_softmax_attention,
@@ -57,7 +55,6 @@ SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
     "name num_heads in the module"
 )
-PARTS = "its module attends in several calls, each with some of its queries or keys"
 # WavLM (Transformers) calls it in a module of its own, without `nn.MultiheadAttention`.
 MULTI_HEAD = "multi_head_attention_forward"
 FUNCTIONS = frozenset(
@@ -85,6 +82,8 @@ class AttentionParts(NamedTuple):
     linear_ids: dict[str, LayerId]
     pretrained: tuple[str, ...]
     """Transformers' models: this one, or those inside."""
+    fused: tuple[str, ...]
+    """PyTorch's modules that have fused kernels of their own."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -112,6 +111,7 @@ def attention_parts(model: nn.Module) -> AttentionParts:
         {layer_id.name: layer_id for layer_id in ids},
         {layer_id.name: layer_id for layer_id in linear_ids.values()},
         tuple(name for name, module in modules.items() if is_pretrained(module)),
+        tuple(name for name, module in modules.items() if isinstance(module, FUSED)),
     )
 
 
@@ -161,111 +161,6 @@ def is_pretrained(module: nn.Module) -> bool:
     return any(c.__module__ == "transformers.modeling_utils" for c in type(module).__mro__)
 
 
-@dataclass(eq=False)
-class EarlierCall:
-    """What is remembered of an attention call until its module is called again."""
-
-    q: Tensor
-    k: Tensor
-    mask: Mask
-    scores: ScoreSettings
-    write_counts: tuple[int | None, ...]
-    """How often q, k and the tensors of the mask had been written to in place."""
-    is_part: bool = False
-    """Whether it belongs to the calls before it."""
-    slot: Slot = ("", 0)
-    """Where the receiver keeps it."""
-
-    @classmethod
-    def of(cls, call: AttentionCall) -> EarlierCall:
-        """Remember a call."""
-        scores, counts = ScoreSettings.of(call), _write_counts(call.q, call.k, call.mask)
-        return cls(call.q, call.k, call.mask, scores, counts)
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether q, k and the mask have certainly not been written to since."""
-        now = _write_counts(self.q, self.k, self.mask)
-        # In inference mode PyTorch counts no writes, so that nothing is certain.
-        return None not in self.write_counts and self.write_counts == now
-
-    def same_weights(self, earlier: EarlierCall) -> bool:
-        """Whether an earlier call had the same weights, whatever its values were."""
-        return (
-            earlier.unchanged
-            and self.mask is earlier.mask
-            and self.scores == earlier.scores
-            and torch.equal(self.q, earlier.q)
-            and torch.equal(self.k, earlier.k)
-        )
-
-    def tokens_after(self, first: EarlierCall) -> tuple[int | None, int | None]:
-        """By how many tokens its queries and its keys begin after those of the first call."""
-        return _tokens_between(self.q, first.q), _tokens_between(self.k, first.k)
-
-    def is_cut_like(self, first: EarlierCall) -> bool:
-        """Whether two calls of one module have other tokens of the same queries or keys."""
-        pairs = zip(self.tokens_after(first), (self.q, self.k), strict=True)
-        return any(n is not None and abs(n) >= x.shape[2] > 0 for n, x in pairs)
-
-    def place_after(self, first: EarlierCall) -> str:
-        """Which part of its module's attention it is beside the first call, in words."""
-        numbers = zip(self.tokens_after(first), ("queries", "keys"), strict=True)
-        words = [f"{n:+d} {what}" for n, what in numbers if n is not None]
-        return f"{PARTS}; this one begins {' and '.join(words)} from where the first begins"
-
-    def part_of(self, calls: Sequence[EarlierCall]) -> Part | None:
-        """Return how a call belongs to the module's earlier ones, or None if it does not.
-
-        Some vision towers cut their tokens into images or windows, and some code its queries into chunks.
-        """
-        first = calls[0]
-        heads = (self.q.shape[:2], self.k.shape[:2]) == (first.q.shape[:2], first.k.shape[:2])
-        if not heads or self.scores != first.scores:
-            return None
-        T, S, before = self.q.shape[2], self.k.shape[2], sum(call.q.shape[2] for call in calls)
-        queries, keys = self.tokens_after(first)
-        if queries != before:
-            return None
-        # Tokens that attend to themselves and to no others, at the same places of both tensors: windows that
-        # run in another order, or attend to other windows, are maps of their own.
-        is_aligned = keys == before and _first_token(first.q) == _first_token(first.k)
-        if is_aligned and all(call.q.shape[2] == call.k.shape[2] for call in (*calls, self)):
-            return "beside"
-        # Causal code hands each chunk the keys up to its own end, other code all keys. As many queries as
-        # keys are no chunk: that is attention once more.
-        is_chunk = S == before + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2]
-        return "rows" if keys == 0 and is_chunk else None
-
-
-def _write_counts(q: Tensor, k: Tensor, mask: Mask) -> tuple[int | None, ...]:
-    return write_count(q), write_count(k), *mask_write_counts(mask)
-
-
-def _tokens_between(x: Tensor, first: Tensor) -> int | None:
-    """By how many tokens x begins after a tensor (B, H, T, D); None if they are not cut so from one."""
-    is_same = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-    if not is_same or (strides := _strides(x, first)) != _strides(first, x):
-        return None
-    # An expanded axis has stride 0.
-    step = max(strides[2], 1)
-    apart, rest = divmod(int(x.storage_offset()) - int(first.storage_offset()), step)
-    # A stride larger than a token's is that of a head or a text, and spans all the tokens.
-    tokens = min((n // step for n in strides[:2] if n > step), default=abs(apart) + 1)
-    return None if rest or abs(apart) >= (tokens if strides[2] else 1) else apart
-
-
-def _first_token(x: Tensor) -> int:
-    """The number of the first token of x (B, H, T, D) in memory, where a token holds its channels."""
-    return int(x.storage_offset()) // max(x.stride(2), 1)
-
-
-def _strides(x: Tensor, other: Tensor) -> tuple[int, ...]:
-    """The strides of x; an axis of length 1 may have any, and has that of another tensor."""
-    lengths = zip(x.shape, x.stride(), other.stride(), strict=True)
-    return tuple(own if n > 1 else others for n, own, others in lengths)
-
-
 class Listener:
     """Passes the attention calls of one model's modules to one receiver.
 
@@ -287,17 +182,11 @@ class Listener:
         self.layer_ids = {modules[name]: layer_id for name, layer_id in ids.items()}
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
-        self.running = CallListener(self._hear, receiver.is_editor, self._wants_overview)
-        """Receives the calls of whichever module is running."""
 
     def to(self, module: nn.Module) -> CallListener:
         """Return what receives the calls of one of the model's modules."""
-        wants_overview = functools.partial(self._wants_overview, module)
+        wants_overview = self.receiver.overviews and self.receiver.selects(self.layer_id(module))
         return CallListener(functools.partial(self.take, module), self.receiver.is_editor, wants_overview)
-
-    def _hear(self, call: Call) -> Call:
-        module = calling_module()
-        return self.take(module, call) if module in self.names else call
 
     def take(self, module: nn.Module, call: Call) -> Call:
         """Pass on an attention call of one of the model's modules, which may make several."""
@@ -334,8 +223,8 @@ class Listener:
             # A part that could not be joined has other rows or keys than the tokens, and so has the first
             # one.
             if part is None and len(earlier) > 1 and earlier[-1].is_cut_like(earlier[0]):
-                self.receiver.unplace(earlier[0].slot, PARTS)
-                self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
+                for place in (earlier[0].slot, slot):
+                    self.receiver.unplace(place, PARTS)
         # Those among them that run in `run_and_disown` know when an output was not used.
         sdpa.if_unused(functools.partial(self.receiver.disown, slot))
         return call
@@ -344,13 +233,6 @@ class Listener:
         """Return the module around one of the model's modules."""
         name = self.names[module].rpartition(".")[0]
         return next((other for other, own in self.names.items() if own == name and other is not module), None)
-
-    def _wants_overview(self, module: nn.Module | None = None) -> bool:
-        """Whether the attention of a module, or of the one that is running, should hand out an overview."""
-        if not self.receiver.overviews:
-            return False
-        module = calling_module() if module is None else module
-        return module in self.names and self.receiver.selects(self.layer_id(module))
 
     def layer_id(self, module: nn.Module) -> LayerId:
         """Return the layer id of a module."""
@@ -393,8 +275,6 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
     # A transform of torch.func hides its numbers; `TokenMixers` then names the module as missing.
     if not listeners or current_transform() is not None:
         return None
-    if has_heads_first(attention, attention.modules[-1]):
-        attention = attention.exchanged()
     device, scores = attention.v.device, attention.weights.scores
     # Asked of the tensors as the model has them, before reading makes copies that nothing follows.
     independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None
@@ -431,11 +311,10 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         wrappers.add(modules[name], "forward", functools.partial(eager_trace.run_traced, _hear_eager))
     # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
     run_fused = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
-    for module in modules.values():
-        if isinstance(module, FUSED):
-            wrappers.add(module, "forward", run_fused)
+    for name in parts.fused:
+        wrappers.add(modules[name], "forward", run_fused)
     with ExitStack() as undo:
-        undo.enter_context(gpt.cache_watches(modules.values(), wrappers))
+        undo.enter_context(gpt.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
         undo.enter_context(wrappers.active())
         for intercepted in (sdpa, attend_function, torch_mha):
             undo.enter_context(intercepted.intercepted())

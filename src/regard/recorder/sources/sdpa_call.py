@@ -105,6 +105,12 @@ def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k, v.repeat_interleave(heads // v.shape[1], 1) if v.shape[1] < heads else v
 
 
+def repeats_heads(x: Tensor, group: int) -> bool:
+    """Whether every `group` neighbouring heads of x (B, H, T, D) are the same."""
+    heads = x.reshape(len(x), -1, group, *x.shape[2:])
+    return bool((heads == heads[:, :, :1]).all())
+
+
 def read_written(mask: Tensor, k: Tensor, T: int) -> MaskReading:
     """Read a mask tensor of T queries, for those of the keys that have been written."""
     reading = read_mask(mask, T, k.shape[2])

@@ -10,7 +10,7 @@ cannot see, such as a product with a permutation matrix, `capture(…, verify=Tr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -98,7 +98,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dependent, self._independent = {_memory(ids)}, set(self.tables)
         self._tables_read: set[int] = set()  # the tables in which the ids were looked up
         self._tables_otherwise: set[int] = set()  # and those in which other whole numbers were
-        self._width = 0  # of the table in which the ids were looked up
 
     def explain(self) -> str | None:
         """Return why an attention that is called now may be of other texts or tokens; None if nothing is."""
@@ -124,7 +123,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             try:
                 # A literal such as torch.tensor([1, 2]) is a constant, whatever its memory held before.
                 inputs = [] if name == "lift_fresh" else _tensors((*args, *(kwargs or {}).values()))
-                self.reason = self._explain(name, args)
+                self.reason = self._explain(func, name, args, kwargs or {})
                 self._follow(inputs, [_memory(x) for x in _tensors((output,))])
             # Some kinds of tensors have no memory or no shape.
             except (RuntimeError, TypeError, IndexError) as error:
@@ -143,7 +142,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if memory not in self.tables:
                 (self._independent.add if is_independent else self._independent.discard)(memory)
 
-    def _explain(self, name: str, args: tuple[Any, ...]) -> str | None:
+    def _explain(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> str | None:
         """Return what an operator may have done to the order of texts and tokens, or None."""
         if name == "embedding":
             return self._explain_lookup(args[0], args[1])
@@ -152,8 +151,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._explain_lookup(args[0], args[1][0]) if len(args[1]) == 1 else None
         if name in ("stack", "cat"):
             return self._explain_join(args)
-        if name in PRODUCTS:
-            return self._explain_product(*_tensors(args)[-2:])
         x = args[0] if args else None
         # Tables of rotary positions and masks may be cut in any way: they hold no tokens.
         if not isinstance(x, Tensor) or x.is_nested or _memory(x) in self._independent:
@@ -167,7 +164,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return f"it shifted its tokens ({name}) before this layer"
         if name not in CUTTING:
             return None
-        for axis in CUTTING[name](x, args[1:]):
+        for axis in _cut_axes(func, name, args, kwargs):
             if (what := self._axis_of(x, axis % x.ndim)) is not None:
                 return f"it picked or reordered {what} ({name}) before this layer"
         return None
@@ -187,7 +184,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_text = ids.numel() == self.read.numel()
         if is_text and torch.equal(ids.detach().cpu().reshape(-1), self.read.view(-1)):
             self._tables_read.add(_memory(table))
-            self._width = table.shape[-1]
         else:
             self._tables_otherwise.add(_memory(table))
             if _memory(ids) in self.others and len(table) > TYPES:
@@ -204,15 +200,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         if all(x.ndim > 2 and x.is_floating_point() and self._has_texts(x) for x in tensors):
             return "it put several tensors of its texts in front of one another (stack), as heads or texts"
-        return None
-
-    def _explain_product(self, left: Tensor, right: Tensor) -> str | None:
-        """Return a reason if tokens or texts were multiplied by a square matrix that is not made of them."""
-        constant = [x.shape[-2:] for x in (left, right) if _memory(x) in self._independent]
-        for n, what in ((self.T, "tokens"), (self.B, "texts")):
-            # A square matrix as wide as the embeddings is a projection of channels.
-            if n not in (1, self._width) and (n, n) in constant:
-                return f"it multiplied its {what} by a constant matrix before this layer"
         return None
 
     def _is_shifted(self, name: str, x: Tensor, args: tuple[Any, ...]) -> bool:
@@ -252,7 +239,6 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 # A table with no more rows is not one of words, but of token types or segments.
 TYPES = 8
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
@@ -278,14 +264,6 @@ def _whole_shape(x: Tensor, shape: Sequence[int]) -> list[int]:
     return [rest if n == -1 else n for n in shape]
 
 
-def _dimension(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    return (args[0],) if args else (0,)
-
-
-def _second_dimension(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    return (args[1],) if len(args) > 1 else (0,)
-
-
 def _slice(x: Tensor, args: tuple[Any, ...]) -> tuple[int, int]:
     """The axis of a slice, and how many entries it takes."""
     defaults: list[Any] = [0, None, None, 1]
@@ -293,37 +271,29 @@ def _slice(x: Tensor, args: tuple[Any, ...]) -> tuple[int, int]:
     return axis % x.ndim, len(range(*slice(start, stop, step).indices(x.shape[axis])))
 
 
-def _sliced(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    """The axis of a slice that leaves entries out."""
-    axis, length = _slice(x, args)
-    return (axis,) if length < x.shape[axis] else ()
-
-
-def _indexed(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    """The axes that tensors index."""
-    return [axis for axis, index in enumerate(args[0]) if index is not None]
-
-
-def _listed(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    """The axes that a list names, the last one given; all of them if it is empty."""
-    axes = args[-1] if args and isinstance(args[-1], list | tuple) else ()
-    return axes or range(x.ndim)
-
-
-def _rolled(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    return args[1] if len(args) > 1 and args[1] else range(x.ndim)
+def _cut_axes(func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Collection[int]:
+    """The axes of an operator's first argument along which entries are picked, cut or reordered."""
+    x = args[0]
+    if name == "slice":
+        axis, length = _slice(x, args[1:])
+        return (axis,) if length < x.shape[axis] else ()
+    if name.startswith("index") and isinstance(args[1], list | tuple):  # x[…, index], or a write to it
+        return [axis for axis, index in enumerate(args[1]) if index is not None]
+    # Its signature says where it names its axes: all of them by an empty list.
+    arguments = enumerate(func._schema.arguments)
+    at, named = next((i, argument) for i, argument in arguments if argument.name in AXES)
+    axes = args[at] if at < len(args) else kwargs.get(named.name, named.default_value)
+    return (axes,) if isinstance(axes, int) else tuple(axes) or range(x.ndim)
 
 
 EXCHANGING = ("transpose", "permute", "swapaxes")
-CUTTING: dict[str, Callable[[Tensor, tuple[Any, ...]], Collection[int]]] = {
-    "flip": _listed,
-    "roll": _rolled,
-    "slice": _sliced,
-    **dict.fromkeys(("index", "index_put"), _indexed),
-    **dict.fromkeys(("split", "split_with_sizes"), _second_dimension),
-    "topk": lambda x, args: args[1:2] or (-1,),
-    "sort": lambda x, args: args[:1] or (-1,),
-    **dict.fromkeys(("index_select", "index_add", "index_copy", "gather", "select", "unbind"), _dimension),
-    **dict.fromkeys(("unfold", "scatter", "scatter_add", "scatter_reduce"), _dimension),
-}
-"""By operator: the axes of its first argument along which entries are picked, cut or reordered."""
+CUTTING = frozenset(
+    (
+        *("flip", "roll", "slice", "split", "split_with_sizes", "topk", "sort", "gather", "select", "unbind"),
+        *("index", "index_put", "index_select", "index_add", "index_copy"),
+        *("unfold", "scatter", "scatter_add", "scatter_reduce"),
+    )
+)
+"""Operators that pick, cut or reorder entries of their first argument."""
+AXES = ("dim", "dims", "dimension")
+"""What they call the argument that names its axes."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.functional import gelu, layer_norm, linear
+from torch.nn.functional import layer_norm, linear
 
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
@@ -152,121 +152,59 @@ def _notify_unchanged(listeners: tuple[CallListener, ...], call: AttentionCall) 
 
 
 def _fused_attention(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the fast path of a single attention module."""
+    """Wrap the fast path of a single attention module, `torch._native_multi_head_attention`."""
 
     @functools.wraps(run)
-    def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = run(*args, **kwargs)
+    def observed(*args: Any) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = run(*args)
         if listeners := current_listeners():
+            # Its query, key and value are one tensor.
+            x, *_, mask, _, _, mask_type = args
             # What is computed again here is not the model's.
             with token_order.Pause():
-                _notify_unchanged(listeners, _native_attention(result[0], *args, **kwargs))
+                again = _recompute(calling_module(), *_as_padded(x), _kernel_mask(mask, mask_type))
+                _notify_unchanged(listeners, again.compared(result[0], again.mixed))
         return result
 
     return observed
 
 
 def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the fast path of a whole encoder layer."""
+    """Wrap the fast path of a whole encoder layer, `torch._transformer_encoder_layer_fwd`."""
 
     @functools.wraps(run)
-    def observed(*args: Any, **kwargs: Any) -> Tensor:
+    def observed(*args: Any) -> Tensor:
         # The kernel of an encoder layer does not call its attention.
-        layer = calling_module()
+        layer: Any = calling_module()
         listeners = listeners_to(getattr(layer, "self_attn", layer))
         if not listeners:
-            return run(*args, **kwargs)  # type: ignore[no-any-return]
+            return run(*args)  # type: ignore[no-any-return]
         # What is computed again here is not the model's, and cuts its tensors into heads.
         with token_order.Pause():
-            result: Tensor = run(*args, **kwargs)
-            call = _encoder_layer(result, EncoderLayer(*args, **kwargs))
+            result: Tensor = run(*args)
+            x, lengths = _as_padded(args[0])
+            *_, mask, mask_type = args
+            before = _normalised(layer.norm1, x) if layer.norm_first else x
+            again = _recompute(layer.self_attn, before, lengths, _kernel_mask(mask, mask_type))
+            call = again.compared(result, _after_attention(layer, x[:, again.rows] + again.mixed))
             _notify_unchanged(listeners, call)
         return result
 
     return observed
 
 
-def _native_attention(
-    result: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    mask: Tensor | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> AttentionCall:
-    """Describe a call of `torch._native_multi_head_attention`.
-
-    `result` is what it returned; query, key and value are one tensor (B, T, width).
-    """
-    x, lengths = _as_padded(query)
-    call, rows, is_token = _recompute(
-        x, lengths, num_head, qkv_weight, qkv_bias, _kernel_mask(mask, mask_type)
-    )
-    mixed = linear(_merged(call.output, rows), proj_weight, proj_bias)
-    return call._replace(problem=_difference_problem(_select_rows(result, rows, is_token), mixed * is_token))
+def _after_attention(layer: Any, x: Tensor) -> Tensor:
+    """Return an encoder layer's result for the sum x of its input and its attention."""
+    x = x if layer.norm_first else _normalised(layer.norm1, x)
+    inner = _normalised(layer.norm2, x) if layer.norm_first else x
+    # By their weights: whoever watches these modules is to hear the model's own calls only.
+    inner = layer.activation(linear(inner, layer.linear1.weight, layer.linear1.bias))
+    x = x + linear(inner, layer.linear2.weight, layer.linear2.bias)
+    return x if layer.norm_first else _normalised(layer.norm2, x)
 
 
-class EncoderLayer(NamedTuple):
-    """The arguments of `torch._transformer_encoder_layer_fwd`: attention, feed-forward and both norms."""
-
-    src: Tensor
-    embed_dim: int
-    num_heads: int
-    qkv_weight: Tensor
-    qkv_bias: Tensor
-    proj_weight: Tensor
-    proj_bias: Tensor
-    use_gelu: bool
-    norm_first: bool
-    eps: float
-    norm_weight_1: Tensor
-    norm_bias_1: Tensor
-    norm_weight_2: Tensor
-    norm_bias_2: Tensor
-    ffn_weight_1: Tensor
-    ffn_bias_1: Tensor
-    ffn_weight_2: Tensor
-    ffn_bias_2: Tensor
-    mask: Tensor | None = None
-    mask_type: int | None = None
-
-    def norm_1(self, x: Tensor) -> Tensor:
-        return layer_norm(x, (self.embed_dim,), self.norm_weight_1, self.norm_bias_1, self.eps)
-
-    def norm_2(self, x: Tensor) -> Tensor:
-        return layer_norm(x, (self.embed_dim,), self.norm_weight_2, self.norm_bias_2, self.eps)
-
-    def after_attention(self, x: Tensor) -> Tensor:
-        """Return the layer's result for the sum x of its input and its attention."""
-        x = x if self.norm_first else self.norm_1(x)
-        inner = linear(self.norm_2(x) if self.norm_first else x, self.ffn_weight_1, self.ffn_bias_1)
-        inner = gelu(inner) if self.use_gelu else inner.relu_()
-        x = linear(inner, self.ffn_weight_2, self.ffn_bias_2).add_(x)
-        return x if self.norm_first else self.norm_2(x)
-
-
-def _encoder_layer(result: Tensor, layer: EncoderLayer) -> AttentionCall:
-    """Describe the attention of an encoder layer whose kernel returned `result`."""
-    x, lengths = _as_padded(layer.src)
-    call, rows, is_token = _recompute(
-        layer.norm_1(x) if layer.norm_first else x,
-        lengths,
-        layer.num_heads,
-        layer.qkv_weight,
-        layer.qkv_bias,
-        _kernel_mask(layer.mask, layer.mask_type),
-    )
-    mixed = linear(_merged(call.output, rows), layer.proj_weight, layer.proj_bias)
-    recomputed = layer.after_attention(x[:, rows] + mixed) * is_token
-    return call._replace(problem=_difference_problem(_select_rows(result, rows, is_token), recomputed))
+def _normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 class RecomputedAttention(NamedTuple):
@@ -275,6 +213,13 @@ class RecomputedAttention(NamedTuple):
     call: AttentionCall
     rows: Tensor  # the numbers of the rows to compare
     is_token: Tensor  # (B, rows, 1), 0 for rows that are padding in a nested tensor
+    mixed: Tensor  # (B, rows, width), these rows after the output projection
+
+    def compared(self, result: Tensor, recomputed: Tensor) -> AttentionCall:
+        """Return the call, with a problem if a kernel's result (B, T, width) is not the recomputed rows."""
+        padded = result.to_padded_tensor(0.0) if result.is_nested else result
+        own, again = (x * self.is_token for x in (padded[:, self.rows], recomputed))
+        return self.call._replace(problem=_difference_problem(own, again))
 
 
 def _as_padded(x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -296,13 +241,12 @@ def _kernel_mask(mask: Tensor | None, mask_type: int | None) -> Mask:
     return as_rule(allowed[:, None, None] if mask_type == 1 else allowed)
 
 
-def _recompute(
-    x: Tensor, lengths: Tensor | None, heads: int, weight: Tensor, bias: Tensor, mask: Mask
-) -> RecomputedAttention:
-    """Compute the attention of x (B, T, width) again, outside of the fused kernel."""
+def _recompute(module: Any, x: Tensor, lengths: Tensor | None, mask: Mask) -> RecomputedAttention:
+    """Compute the self-attention of a module to x (B, T, width) again, outside of the fused kernel."""
     B, T, width = x.shape
-    projected = linear(x, weight, bias).chunk(3, -1)
-    q, k, v = (part.view(B, T, heads, width // heads).transpose(1, 2) for part in projected)
+    D = width // module.num_heads
+    projected = linear(x, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+    q, k, v = (part.view(B, T, -1, D).transpose(1, 2) for part in projected)
     rows, is_token = sampled_rows(T, device=x.device), x.new_ones(B, 1, 1)
     if lengths is not None:
         # The kernel computes no row of padding: it is a document of its own, whose keys are hidden.
@@ -313,19 +257,10 @@ def _recompute(
         mask = padding if mask is full else mask & padding
         is_token = (rows < lengths[:, None]).to(x.dtype)[..., None]
     output, lse = attend(q, k, v, mask=mask, return_lse=True)
-    call = AttentionCall(q, k, v, output, lse, mask, (width // heads) ** -0.5)
-    return RecomputedAttention(call, rows, is_token)
-
-
-def _merged(output: Tensor, rows: Tensor) -> Tensor:
-    """Return some rows of (B, H, T, E) as (B, rows, H · E)."""
-    return output[:, :, rows].transpose(1, 2).flatten(2)
-
-
-def _select_rows(result: Tensor, rows: Tensor, is_token: Tensor) -> Tensor:
-    """Return some rows of a result (B, T, width), with 0 for padding."""
-    padded = result.to_padded_tensor(0.0) if result.is_nested else result
-    return padded[:, rows] * is_token
+    heads = output[:, :, rows].transpose(1, 2).flatten(2)  # (B, rows, H · D)
+    mixed = linear(heads, module.out_proj.weight, module.out_proj.bias)
+    call = AttentionCall(q, k, v, output, lse, mask, D**-0.5)
+    return RecomputedAttention(call, rows, is_token, mixed)
 
 
 def _difference_problem(result: Tensor, recomputed: Tensor) -> str | None:

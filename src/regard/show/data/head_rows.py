@@ -28,10 +28,11 @@ class TextHeads:
     Arguments:
         capture: the text's capture.
         batch_index: which entry of its batch is scored.
+        first: how many tokens the maps have that are scored; all if None.
     """
 
-    def __init__(self, capture: Capture, batch_index: int) -> None:
-        self.capture = capture
+    def __init__(self, capture: Capture, batch_index: int, first: int | None = None) -> None:
+        self.capture, self._first = capture, first
         self._entry = slice(batch_index, batch_index + 1)
         self._ids: dict[int, Tensor] = {}  # layers that read the same tokens share one tensor
         self._scorers: list[TextScorer] = []  # and one scorer
@@ -62,13 +63,13 @@ class TextHeads:
         if ids is not None:
             # By the id of the tensor: slices of equal values would be different tensors, and the scorers
             # compare by identity.
-            ids = self._ids.setdefault(id(ids), ids[self._entry])
+            ids = self._ids.setdefault(id(ids), ids[self._entry, : self._first])
         table = describe(
             [m],
             [ids],
             keys=[key],
             heads=[heads],
-            attention_mask=None if mask is None else mask[self._entry],
+            attention_mask=None if mask is None else mask[self._entry, : self._first],
             scorers=self._scorers,
             patches=None if pictures is None else [pictures.tower_axes(layer.key, self._entry.start)],
         ).with_token_texts(self.capture.token_text)

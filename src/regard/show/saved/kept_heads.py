@@ -11,15 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-from regard.heads import describe
-from regard.heads.measures.query_scores import TextScorer
 from regard.maps import AttentionMap
 from regard.policies.cache_state import is_plainly_causal
 from regard.recorder import Capture, Layer
 from regard.recorder.map_preparation import select_heads
 from regard.show.data.contents import Contents
+from regard.show.data.head_rows import TextHeads
 from regard.show.data.retention import first_tokens, select_table_heads
 from regard.show.saved.pack import estimate_size
 
@@ -85,28 +82,16 @@ def _rank(contents: Contents, text: int) -> list[Place]:
 
 def _score_first_tokens(contents: Contents, text: int) -> Iterator[dict[str, Any]]:
     """Score all heads on the first tokens of a text, as `ShownText.heads` does on all of it."""
-    seen, entry = contents.texts[text], slice(contents.batch_index, contents.batch_index + 1)
-    mask = None if seen.attention_mask is None else seen.attention_mask[entry, :RANKED]
-    scorers: list[TextScorer] = []
-    first_ids: dict[int, Tensor] = {}  # scorers compare tokens by identity
+    seen = contents.texts[text]
+    heads = TextHeads(seen, contents.batch_index, RANKED)
     for layer in seen.layers:
-        m, ids = contents[text].layer_map(layer.key), seen.ids_of(layer)
+        m = contents[text].layer_map(layer.key)
         T, S = m.matrix[2:]
         is_long = RANKED < T == S and seen.pictures is None
-        if not (is_long and isinstance(m, AttentionMap) and (is_plainly_causal(m) or m.mask.is_causal)):
+        if is_long and isinstance(m, AttentionMap) and (is_plainly_causal(m) or m.mask.is_causal):
+            yield from heads.rows(layer, first_tokens(m, RANKED))
+        else:
             yield from contents[text].layer_heads(layer.key)
-            continue
-        if ids is not None:
-            ids = first_ids.setdefault(id(ids), ids[entry, :RANKED])
-        table = describe(
-            [first_tokens(m, RANKED)],
-            [ids],
-            keys=[layer.key],
-            heads=[layer.heads],
-            attention_mask=mask,
-            scorers=scorers,
-        )
-        yield from ({**row, "layer": str(layer.key)} for row in table.to_data())
 
 
 def _select(seen: Capture, places: set[Place]) -> Capture:

@@ -35,7 +35,6 @@ class Site(Answers):
         super().__post_init__()
         self.model_job = ExclusiveJob()
         self.workers = WorkQueue(self.limits.workers)
-        self.waiting = 0
         self.workers.submit(False, self.contents.prepare_first_view)  # while the browser opens
 
     def application(self) -> Starlette:
@@ -56,9 +55,6 @@ class Site(Answers):
             return respond(self.compute(name, request.query_params))
 
         async def answer(request: Request) -> Response:
-            if self.waiting >= self.limits.waiting:
-                raise RefusedError(503, "the server is busy with other requests: try again in a moment")
-            self.waiting += 1
             response = asyncio.wrap_future(self.workers.submit(name in PATIENT, compute, request))
             disconnect = asyncio.ensure_future(wait_for_disconnect(request.receive))
             try:
@@ -67,7 +63,6 @@ class Site(Answers):
                 # 499 is nginx' status for a client that has gone; HTTP has none.
                 return await response if response.done() else Response(status_code=499)  # nobody reads it
             finally:
-                self.waiting -= 1
                 disconnect.cancel()
                 response.cancel()  # the work is dropped if no worker has begun it, its result otherwise
 

@@ -29,7 +29,7 @@ class Limits:
     generated: int = 256
     """Maximum number of tokens generated for one request."""
     waiting: int = 256
-    """Maximum number of requests that wait for a worker."""
+    """Maximum number of requests of a notebook that wait for a worker; `connections` bounds those of HTTP."""
     workers: int = 2
     """Number of threads that compute."""
     connections: int = 128

@@ -25,7 +25,6 @@ from regard.show.server.limits import Limits, RefusedError, StoppedError
 from regard.show.server.line_stream import Follower, LinesResponse
 
 POLL = 0.05  # seconds between two looks of a waiting request at whether there is something to show
-MOST_FOLLOWERS = 64
 CANCELLED = "It was cancelled on the page. Start the command again to read a text."
 
 
@@ -110,8 +109,6 @@ class OpeningSite:
         follower = Follower()
         with self._lock:
             has_ended = self.site is not None or bool(self.problem)
-            if len(self._followers) >= MOST_FOLLOWERS:
-                raise RefusedError(503, "too many pages follow the opening: close some of them")
             if not has_ended:
                 self._followers.append(follower)
             follower.put(self._line, *([None] if has_ended else []))

@@ -32,7 +32,8 @@ class WorkQueue:
         self._urgent = ThreadPoolExecutor(threads, "regard-page")
         self._patient = ThreadPoolExecutor(1, "regard-page-patient")
         self._lock = threading.Lock()
-        self._urgent_left = 0
+        self.urgent_left = 0
+        """How many calls wait or run."""
         self._urgent_at = -QUIET  # when urgent work last ended
 
     def submit(
@@ -51,20 +52,20 @@ class WorkQueue:
 
             return self._patient.submit(call)
         with self._lock:
-            self._urgent_left += 1
+            self.urgent_left += 1
         urgent = self._urgent.submit(function, *arguments, **options)
         urgent.add_done_callback(self._end_urgent)
         return urgent
 
     def _end_urgent(self, future: Future[Any]) -> None:
         with self._lock:
-            self._urgent_left -= 1
+            self.urgent_left -= 1
             self._urgent_at = time.monotonic()
 
     def _wait_for_quiet(self) -> None:
         """Let urgent work end, for a while."""
         end = time.monotonic() + LONGEST_WAIT
-        while (now := time.monotonic()) < end and (self._urgent_left or now < self._urgent_at + QUIET):
+        while (now := time.monotonic()) < end and (self.urgent_left or now < self._urgent_at + QUIET):
             time.sleep(POLL)
 
     def shutdown(self) -> None:

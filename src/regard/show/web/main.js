@@ -1,7 +1,7 @@
 // @ts-check
 // Starts the page: opens the source, makes the views when they are first wanted, and follows the state.
 
-import { element, reveal } from "./parts/dom.js";
+import { element, makeButton, reveal } from "./parts/dom.js";
 import { openGlossary } from "./parts/glossary.js";
 import { HeadRows } from "./data/head_rows.js";
 import { isPictureAlone } from "./data/patch_layout.js";
@@ -38,7 +38,7 @@ export async function start(open) {
     );
   } catch (error) {
     const text = `The page could not be opened. ${error.message}`;
-    find("main").replaceChildren(element("p", { class: "empty", text }));
+    find("main").replaceChildren(element("p.empty", text));
     return;
   }
   find("main").replaceChildren();
@@ -106,7 +106,7 @@ function run(source) {
   const follow = () => {
     const view = views.find((one) => one.name === app.state.view) ?? views[0];
     if (!made.has(view)) {
-      const root = element("section", { class: "view", id: `view-${view.name}`, role: "tabpanel" });
+      const root = element("section.view", { id: `view-${view.name}`, role: "tabpanel" });
       root.setAttribute("aria-labelledby", `tab-${view.name}`);
       find("main").append(root);
       made.set(view, { root, view: new view.View(root, app) });
@@ -188,11 +188,8 @@ function firstView(meta, text) {
  */
 function makeTabs(views, app) {
   const tabs = views.map((view) => {
-    const names = { class: "tab", id: `tab-${view.name}`, text: view.title };
-    const tab = element("button", { ...names, type: "button", role: "tab" });
-    tab.setAttribute("aria-controls", `view-${view.name}`);
-    tab.addEventListener("click", () => app.set({ view: view.name }));
-    return tab;
+    const names = { class: "tab", id: `tab-${view.name}`, role: "tab", "aria-controls": `view-${view.name}` };
+    return makeButton(view.title, () => app.set({ view: view.name }), names);
   });
   find("tabs").addEventListener("keydown", (event) => {
     const at = tabs.findIndex((tab) => tab === document.activeElement);

@@ -752,7 +752,7 @@ type Point = [number, number];
 /** A tile's level, row and column. */
 type TilePlace = [number, number, number];
 
-/** From a weight to a place on the colour ramp and back. */
+/** From a weight to a place on the colour ramp. */
 interface ColourScale {
   scale: string;
   top: number;
@@ -760,7 +760,6 @@ interface ColourScale {
   /** Whether numbers below 0 have colours, too: 0 is then in the middle. */
   signed: boolean;
   at(weight: number): number;
-  weight(t: number): number;
 }
 
 type ThemeName = "light" | "dark";
@@ -866,11 +865,10 @@ interface DrawingColours {
   lattice: string;
 }
 
-/** A part of the page that is drawn: where to, its style, and how opaque it is. */
+/** A part of the page that is drawn: where to, and its style. */
 interface DrawnPart {
   context: SvgDrawing;
   style: CSSStyleDeclaration;
-  opacity: number;
 }
 
 /** A canvas's context, or what remembers drawings in the same language. */

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.support.cells import RAMP, ink, print_cells
-from regard.support.files import atomic_write
+from regard.support.files import atomic_write, check_target
 from regard.support.imports import extra
 
 # From below 0 (blue) to above (vermilion): 0 is the ground, lightness says how far from it a number is, and
@@ -175,25 +175,13 @@ def print_heatmap(
     print_cells(console, values.tolist(), rows, cols, hidden=hidden.tolist(), top=top)
 
 
-def check_figure_path(path: str | Path) -> Path:
-    """Return `path` if a figure can be saved there.
-
-    Raises ValueError for an unknown suffix and FileNotFoundError for a missing folder.
-    """
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"save: expected a file that ends in {', '.join(SUFFIXES)}, got {path.name!r}")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"save: there is no folder {str(path.parent)!r}: make it first")
-    return path
-
-
 def save_figure(figure: Any, path: str | Path) -> Path:
     """Save a figure as PNG, SVG or PDF, by the suffix of `path`: atomically, always with the same bytes."""
     with extra("app", "a figure"):
         import matplotlib
 
-    path = check_figure_path(path)
+    path = Path(path)
+    check_target("save", path, SUFFIXES)
     kind = path.suffix.lower()[1:]
     # Matplotlib writes the time of saving into SVG and PDF, which would make each file another.
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)

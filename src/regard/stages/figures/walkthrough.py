@@ -21,7 +21,7 @@ from regard.stages.causal import CausalSelfAttention
 from regard.stages.cross import CrossAttention
 from regard.stages.example import TOKENS, X, multi_head, project, with_example_weights
 from regard.stages.figures.figure import draw_stages
-from regard.stages.figures.picture import check_figure_path, print_heatmap, save_figure
+from regard.stages.figures.picture import SUFFIXES, print_heatmap, save_figure
 from regard.stages.head import Head
 from regard.stages.masking import efficient_masking, naive_masking
 from regard.stages.multi_head import join_heads
@@ -33,6 +33,7 @@ from regard.stages.simplified import simplified_self_attention
 from regard.stages.trainable import UnscaledSelfAttention
 from regard.stages.transformer import SmallGPT
 from regard.support.characters import escape
+from regard.support.files import check_target
 from regard.support.imports import extra
 
 FUTURE = ~causal_mask(len(TOKENS))
@@ -45,7 +46,7 @@ def walk(save: str | Path | None = None) -> None:
         from rich.console import Console
 
     if save is not None:
-        save = check_figure_path(save)  # before any work is done
+        check_target("save", Path(save), SUFFIXES)  # before any work is done
     console = Console(highlight=False, soft_wrap=True)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Launches the Triton kernel that pools an attention matrix to equal bins.
 
 A kernel works on blocks whose size is a power of two. Equal bins that fill such blocks are pooled here;
-others (1,000 queries in 7 bins, or the words of a text) in `spans`.
+others (1,000 queries in 7 bins, or the words of a text) in `span_pool`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.backends.triton import configs, spans
-from regard.attention.backends.triton.launch import KernelMap, descriptor, padded, visible_blocks
-from regard.attention.backends.triton.row_reductions import CellArguments, statistics
-from regard.attention.masks.bands import Band
+from regard.attention.backends.triton import configs
+from regard.attention.backends.triton.launch import KernelMap, padded
+from regard.attention.backends.triton.row_reductions import CellArguments, launch_on_rows, statistics
+from regard.attention.backends.triton.span_pool import pool_spans
 
 PoolBins = int | Tensor
 """A number of equal bins, or the starts and stops of bins, (2, bins): disjoint and in increasing order."""
@@ -34,16 +34,18 @@ def pool(m: KernelMap, rows: PoolBins, cols: PoolBins, gain: Tensor | None = Non
     T, S = m.matrix[2:]
     bounds = _bounds(T, rows), _bounds(S, cols)
     (width,) = padded(m.q.shape[-1])
-    config = configs.choose("pool", width, m.q.dtype)
+    purpose = "pool"
+    config = configs.choose(purpose, width, m.q.dtype)
     across = _fill_blocks(S, bounds[1], config.cols)
     if across is not None and across.parts > 1:
-        config = configs.choose("wide pool", width, m.q.dtype)
+        purpose = "wide pool"
+        config = configs.choose(purpose, width, m.q.dtype)
         across = _fill_blocks(S, bounds[1], config.cols)
     down = _fill_blocks(T, bounds[0], config.rows)
     if down is None or across is None:
-        mass, peak, *trough = spans.pool(m, *bounds, gain, signed)
+        mass, peak, *trough = pool_spans(m, *bounds, gain, signed)
     else:
-        mass, peak, *trough = _pool_blocks(m, down, across, gain, signed, config)
+        mass, peak, *trough = _pool_blocks(m, down, across, gain, signed, purpose)
     return mass, torch.where(trough[0] > peak, -trough[0], peak) if trough else peak
 
 
@@ -108,29 +110,19 @@ def _pool_blocks(
     across: EqualBins,
     gain: Tensor | None,
     signed: bool,
-    config: configs.KernelConfig,
+    purpose: str,
 ) -> list[Tensor]:
     """The mass, the peak and, of a `signed` pool, the trough of bins that fill whole blocks."""
     from regard.attention.backends.triton.pool_kernel import pool_kernel
 
-    (B, H, T, S), q, k, scores = m.matrix, m.signed_q(), m.k, m.scores()
-    (width,) = padded(q.shape[-1])
-    lists = None
-    if scores.band is None:
-        lists = visible_blocks(scores.mask, m.matrix, config.rows, config.cols, q.device).by_row
-    # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
-    parts = across.parts if lists is None else 1
+    # Lists, of masks that are no bands, hold blocks in no order of keys: parts are joined afterwards.
+    parts = 1 if m.scores().band is None else across.parts
     cells = _empty_cells(m, down, across, parts, 3 if signed else 2)
-    # Triton launches on the current device.
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        pool_kernel[(-(-T // config.rows) * B * H,)](
-            q, k, descriptor(k, config.tma, config.cols, width), m.lse.contiguous(), cells[0], cells[1],
-            cells[2] if signed else None, 1 / down.size, gain, scores.slopes, lists, scores.band or Band(),
-            q.stride(), k.stride(), H, m.group, T, S, scores.factor, scores.cap, *cells.shape[3:],
-            q.shape[-1], width, config.rows, config.cols, down.in_block, across.in_block, parts,
-            configs.PRECISION,
-            num_warps=config.warps, num_stages=config.stages,
-        )  # fmt: skip
+    outputs = cells[0], cells[1], cells[2] if signed else None
+    constants = down.in_block, across.in_block, parts
+    launch_on_rows(
+        pool_kernel, purpose, m, (*outputs, 1 / down.size, gain), tuple(cells.shape[3:]), constants
+    )
     return _join(cells, down, across, parts)
 
 

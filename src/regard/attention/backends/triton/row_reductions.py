@@ -1,7 +1,7 @@
 """Launches the Triton kernels that reduce the rows of a map: their sums, statistics and largest weights.
 
-Each takes every block of queries past the key blocks it sees, so that one launcher serves them all, but for
-the weights along one diagonal.
+Each takes every block of queries past the key blocks it sees, so that `launch_on_rows` serves them all, but
+for the weights along one diagonal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def row_sums(m: KernelMap, gain: Tensor | None = None) -> Tensor:
 
     sums = torch.empty(*m.q.shape[:3], dtype=torch.float32, device=m.q.device)
     gain = None if gain is None else gain.float().contiguous()
-    _launch(row_sums_kernel, "row sums", m, (gain, None, None, sums))
+    launch_on_rows(row_sums_kernel, "row sums", m, (gain, None, None, sums))
     return sums
 
 
@@ -45,7 +45,7 @@ def pair_sums(m: KernelMap, ids: Tensor, key_ids: Tensor) -> Tensor:
     sums = torch.empty(2, *m.q.shape[:3], dtype=torch.float32, device=m.q.device)
     B, S = len(m.q), m.k.shape[2]
     own, of_keys = ids.expand(B, S).contiguous(), key_ids.expand(2, B, S).contiguous()
-    _launch(row_sums_kernel, "row sums", m, (None, own, of_keys, sums))
+    launch_on_rows(row_sums_kernel, "row sums", m, (None, own, of_keys, sums))
     return sums
 
 
@@ -106,7 +106,7 @@ def _entropy_and_distance(
 
     entropy, distance = torch.empty(2, *m.q.shape[:3], dtype=torch.float32, device=m.q.device)
     sizes = (0, 0) if cells.mass is None else cells.mass.shape[2:]
-    _launch(
+    launch_on_rows(
         statistics_kernel, purpose, m, (entropy, distance, received, largest, *cells[:3]),
         (first_position, *sizes, *cells[3:]),
     )  # fmt: skip
@@ -125,7 +125,7 @@ def topk(m: KernelMap, count: int) -> tuple[Tensor, Tensor]:
     weights = torch.empty(shape, dtype=torch.float32, device=m.q.device)
     indices = torch.empty(shape, dtype=torch.int64, device=m.q.device)
     padded_count = max(8, 1 << (count - 1).bit_length())
-    _launch(topk_kernel, "topk", m, (weights, indices), (count, padded_count))
+    launch_on_rows(topk_kernel, "topk", m, (weights, indices), (count, padded_count))
     return weights, indices
 
 
@@ -148,14 +148,15 @@ def diagonal(q: Tensor, k: Tensor, lse: Tensor, scale: float, softcap: float | N
     return weights
 
 
-def _launch(
+def launch_on_rows(
     kernel: Any,
     purpose: str,
     m: KernelMap,
     own: tuple[Tensor | float | None, ...],
     more: tuple[int, ...] = (),
+    constants: tuple[int, ...] = (),
 ) -> None:
-    """Launch a kernel on every block of queries; `own` and `more` are the arguments of its own."""
+    """Launch a kernel on every block of queries; `own`, `more` and `constants` are arguments of its own."""
     B, H, T, S = m.matrix
     scores, q = m.scores(), m.signed_q()
     (width,) = padded(q.shape[-1])
@@ -169,6 +170,6 @@ def _launch(
             q, m.k, descriptor(m.k, config.tma, config.cols, width), m.lse.contiguous(), *own,
             scores.slopes, lists, scores.band or Band(),
             q.stride(), m.k.stride(), H, m.group, T, S, scores.factor, scores.cap, *more,
-            q.shape[-1], width, config.rows, config.cols, configs.PRECISION,
+            q.shape[-1], width, config.rows, config.cols, *constants, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip

@@ -8,7 +8,6 @@ keeps the weights themselves: as a bias of T×S numbers, beside queries of zeros
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,8 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     # text.
     if attention.is_composed:
         raise ValueError("its values are themselves a product with attention weights")
-    if whole is None:
+    # Weights that were written to are not there any more as the softmax returned them.
+    if whole is None or write_count(attention.weights.whole) != attention.weights.count:
         raise ValueError(CHANGED)
     T, S = whole.shape[-2:]
     lead = output.shape[:-2]
@@ -45,12 +45,14 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     if attention.stacked in head_counts(module) and len(lead) == 1 and lead[0] > attention.stacked > 1:
         raise HeadOrderError(HEADS_FIRST)
     if (axes := attention.leading_axes) is not None and math.prod(axes.sizes) == math.prod(lead):
-        # Called for its error alone: merged axes of which the heads come first.
+        # Called for its error alone: heads in front of the texts.
         axes.split(head_counts(module))
     if not _sums_to_one(whole):
         raise ValueError("its weights do not sum to 1 over the keys that they are multiplied with")
     problem = attention.weights.problem
-    if problem is None and not _is_unchanged(attention):
+    # Rows without a visible key are NaN in both.
+    used = attention.used.detach()
+    if problem is None and not torch.equal(used.nan_to_num(), whole.detach().to(used.dtype).nan_to_num()):
         problem = CHANGED
     scores = _aligned(attention, whole)
     shape = _batch_and_heads(scores, lead, module)
@@ -72,21 +74,12 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     if problem is None and _is_nan_beside_empty_rows(weights, None if known is None else known.mask):
         problem = "its weights are NaN"
     log_weights = _log_weights(weights)
-    dense = _dense_call(weights, log_weights, v, output, problem)
+    dense = _dense_call(weights, *log_weights, v, output, problem)
     if known is None:
         return dense
-    # With its own keys a call continues others of a generation, which may be understood.
-    with_keys = _with_residual(known, log_weights)._replace(problem=problem)
+    # With its own keys a call continues others of a generation, which may be understood, as GPT-Neo's.
+    with_keys = _with_residual(known, *log_weights)._replace(problem=problem)
     return next((call for call in (with_keys, dense) if is_certified(call)), known)
-
-
-def _is_unchanged(attention: EagerAttention) -> bool:
-    """Whether the weights that were multiplied are those that the softmax returned."""
-    weights, used, unchanged = attention.weights, attention.used.detach(), attention.unchanged
-    if unchanged is None or write_count(weights.whole) != weights.count:
-        return False
-    # Rows without a visible key are NaN in both.
-    return torch.equal(used.nan_to_num(), unchanged.detach().to(used.dtype).nan_to_num())
 
 
 def _sums_to_one(weights: Tensor) -> bool:
@@ -120,13 +113,6 @@ def _batch_and_heads(scores: Scores | None, lead: torch.Size, module: nn.Module)
     count = math.prod(lead)
     heads = next((heads for heads in head_counts(module) if count % heads == 0), 1)
     return count // heads, heads
-
-
-def has_heads_first(attention: EagerAttention, module: nn.Module) -> bool:
-    """Whether the axes before the queries are (H, B), by the number of heads that the module names."""
-    lead, heads, axes = attention.output.shape[:-2], head_counts(module), attention.leading_axes
-    is_told = len(lead) == 2 and lead[0] in heads and lead[1] not in heads
-    return is_told and not (axes is not None and axes.sizes == lead and axes.is_inner_first is False)
 
 
 def _lead_of(scores: Scores) -> tuple[int, ...]:
@@ -203,13 +189,6 @@ def _readable(term: Tensor) -> Tensor:
     return ~low if is_mask and bool((term > torch.finfo(term.dtype).min / 2).all()) else term
 
 
-class LogWeights(NamedTuple):
-    """The logarithms of weights (B, H, T, S), −inf for 0, and of their sums (B, H, T)."""
-
-    logs: Tensor
-    lse: Tensor
-
-
 def _is_nan_beside_empty_rows(weights: Tensor, mask: Mask | None) -> bool:
     """Whether weights (B, H, T, S) are NaN in a row that sees a key, or, without a mask, in any row."""
     is_nan = weights.isnan().any(-1)
@@ -220,34 +199,35 @@ def _is_nan_beside_empty_rows(weights: Tensor, mask: Mask | None) -> bool:
     return bool((is_nan & seen).any())
 
 
-def _log_weights(weights: Tensor) -> LogWeights:
-    """Return the logarithms of weights; a sum that is 1 but for rounding is exact."""
+def _log_weights(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logarithms of weights (B, H, T, S), −inf for 0, and of their sums (B, H, T).
+
+    A sum that is 1 but for rounding is exact.
+    """
     # Rows without a visible key are NaN in some code.
     wide = weights.to(torch.promote_types(weights.dtype, torch.float32)).nan_to_num(0.0)
     sums, is_zero = wide.detach().sum(-1), wide == 0
     is_rounding = (sums - 1.0).abs() <= 8 * torch.finfo(weights.dtype).eps
     logs = wide.masked_fill(is_zero, 1.0).log().masked_fill(is_zero, -torch.inf)
-    return LogWeights(logs, sums.log().where((sums == 0) | is_rounding, 0.0))
+    return logs, sums.log().where((sums == 0) | is_rounding, 0.0)
 
 
 def _dense_call(
-    weights: Tensor, log_weights: LogWeights, v: Tensor, output: Tensor, problem: str | None
+    weights: Tensor, logs: Tensor, lse: Tensor, v: Tensor, output: Tensor, problem: str | None
 ) -> AttentionCall:
     """Return a call that keeps the weights (B, H, T, S) themselves.
 
     The values stand in for keys, by which the steps of a generation are recognised; all queries are zero.
     """
-    v = v.to(log_weights.logs.dtype) if v.dtype != weights.dtype else v
+    v = v.to(logs.dtype) if v.dtype != weights.dtype else v
     q = v.new_zeros(*weights.shape[:3], v.shape[-1])
-    mask = TensorMask(log_weights.logs)
     return AttentionCall(
-        q, v, v, output, log_weights.lse, mask, 1.0, weights=weights.detach(), problem=problem
+        q, v, v, output, lse, TensorMask(logs), 1.0, weights=weights.detach(), problem=problem
     )
 
 
-def _with_residual(known: AttentionCall, log_weights: LogWeights) -> AttentionCall:
+def _with_residual(known: AttentionCall, logs: Tensor, lse: Tensor) -> AttentionCall:
     """Return a call with its queries and keys, and the bias with which these give the model's weights."""
-    logs, lse = log_weights
     k = known.k.repeat_interleave(known.q.shape[1] // known.k.shape[1], 1).to(logs.dtype)
     bias = logs - known.q.to(logs.dtype) @ k.mT * known.scale
     return known._replace(lse=lse, mask=TensorMask(bias), softcap=None, softly_masked_rows=False)

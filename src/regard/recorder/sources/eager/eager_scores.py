@@ -56,7 +56,6 @@ SAME |= {"to_copy", "alias", "lift_fresh_copy"}
 # lowest number. Where one of them did change a score, the weights do not agree and are kept themselves.
 SAME |= {"nan_to_num", "clamp", "clamp_min", "clamp_max", "maximum", "max", "dropout", "cuda", "cpu"}
 CONCATENATING = {"cat", "concat", "concatenate"}
-SECOND_SOFTMAX = "it takes a softmax of a softmax"
 CHANGED = "its weights are changed between the softmax and the product with the values"
 
 
@@ -90,12 +89,6 @@ class Scores:
         return dataclasses.replace(
             self, left=self.right, right=self.left, axes=(*lead, y, x), constant=self.constant[::-1]
         )
-
-    def exchanged(self) -> Scores:
-        """Return the same scores with the first two axes of their queries and keys exchanged."""
-        first, second, *rest = self.axes
-        left, right = (x.transpose(0, 1) for x in (self.left, self.right))
-        return dataclasses.replace(self, left=left, right=right, axes=(second, first, *rest))
 
     @property
     def is_ordered(self) -> bool:
@@ -142,22 +135,6 @@ class EagerAttention:
     """The first two axes of the values, (B, H) or (H, B), which may have been merged; None if not known."""
     restore: Callable[[Tensor], Tensor] = field(repr=False)
     """Turns an output (…, T, E) into what the product returned."""
-
-    def exchanged(self) -> EagerAttention:
-        """Return the same attention with the first two of its axes exchanged: (B, H, …) for (H, B, …)."""
-        weights, scores = self.weights, self.weights.scores
-        if scores.is_known and len(scores.axes) == 4:
-            weights = dataclasses.replace(weights, scores=scores.exchanged())
-        return dataclasses.replace(
-            self,
-            weights=weights,
-            used=self.used.transpose(0, 1),
-            unchanged=None if self.unchanged is None else self.unchanged.transpose(0, 1),
-            v=self.v.transpose(0, 1),
-            output=self.output.transpose(0, 1),
-            leading_axes=None,
-            restore=lambda x: self.restore(x.transpose(0, 1)),
-        )
 
 
 def next_scores(

@@ -24,7 +24,6 @@ from regard.recorder.sources.eager.eager_scores import (
     PERMUTING,
     PRODUCTS,
     RESHAPING,
-    SECOND_SOFTMAX,
     SELECTING,
     EagerAttention,
     Product,
@@ -87,9 +86,6 @@ class EagerTrace(AttentionMode):
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function, and note what its result is to the scores and weights that are known."""
         name = _name(func)
-        # What the softmax returned is compared with what was multiplied, so that it is needed as it was.
-        if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
-            self._copy_weights(args[0])
         output = func(*args, **kwargs)
         tensors = _tensors_among(args, kwargs)
         # Heads that are put in front of texts in this way have the axis of texts.
@@ -99,10 +95,10 @@ class EagerTrace(AttentionMode):
             product = read_product(name, args, kwargs)
             if product is not None and product.is_plain:
                 return self._product(product, output)
-        if name == "softmax" and isinstance(output, Tensor) and tensors:
-            self._softmax(tensors[0], output, args, kwargs)
-        elif any(x in self.weights for x in tensors):
+        if any(x in self.weights for x in tensors):
             self._follow_weights(func, name, args, kwargs, tensors, output)
+        elif name == "softmax" and isinstance(output, Tensor) and tensors:
+            self._softmax(tensors[0], output, args, kwargs)
         elif any(x in self.scores for x in tensors):
             for x in _tensors_in(output):
                 self.scores[x] = self._scores_after(func, name, args, kwargs, x)
@@ -217,34 +213,16 @@ class EagerTrace(AttentionMode):
     def _softmax(self, x: Tensor, output: Tensor, args: Any, kwargs: dict[str, Any]) -> None:
         """Follow a softmax of scores."""
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if not isinstance(dim, int):
+        if not isinstance(dim, int) or x not in self.scores:
             return
-        if x in self.weights:
-            self.weights[output] = dataclasses.replace(
-                self.weights[x], whole=output, part=output, count=write_count(output), problem=SECOND_SOFTMAX
-            )
-        elif x in self.scores:
-            scores: Scores = self.scores[x]
-            if scores.is_known:
-                axis = scores.axes.index(dim % x.ndim) - x.ndim  # in (…, X, Y)
-                # Over a batch, or over parameters alone, it is a choice among things that are no tokens.
-                if axis < -2 or scores.constant[axis]:
-                    return
-                scores = scores if axis == -1 else scores.reversed()
-            count = write_count(output)
-            self.weights[output] = Weights(scores, output, output, count, _modules())
-
-    def _copy_weights(self, x: Tensor) -> None:
-        """Copy weights that are about to be written to."""
-        weights: Weights = self.weights[x]
-        copy = x.detach().clone()
-        is_whole = x is weights.whole
-        self.weights[x] = dataclasses.replace(
-            weights,
-            whole=copy if is_whole else weights.whole,
-            part=copy if weights.part is x else None,
-            count=write_count(copy) if is_whole else weights.count,
-        )
+        scores: Scores = self.scores[x]
+        if scores.is_known:
+            axis = scores.axes.index(dim % x.ndim) - x.ndim  # in (…, X, Y)
+            # Over a batch, or over parameters alone, it is a choice among things that are no tokens.
+            if axis < -2 or scores.constant[axis]:
+                return
+            scores = scores if axis == -1 else scores.reversed()
+        self.weights[output] = Weights(scores, output, output, write_count(output), _modules())
 
     def _follow_weights(
         self, func: Any, name: str, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], output: Any
@@ -331,12 +309,6 @@ def _tensors_among(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 def _is_parameter(x: Tensor) -> bool:
     """Whether a tensor is a parameter or a view of one."""
     return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
-
-
-def _writes(func: Any) -> bool:
-    """Whether a function writes to its first argument, by its name."""
-    name = function_name(func)
-    return name.startswith(("__i", "__setitem")) or (name.endswith("_") and not name.endswith("__"))
 
 
 def _modules() -> tuple[nn.Module, ...]:

@@ -32,6 +32,7 @@ from regard.recorder.sources.call_listeners import (
     reading_mode,
 )
 from regard.recorder.sources.mask_tensors import Origin, origins
+from regard.recorder.sources.sdpa_call import repeats_heads
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
@@ -119,9 +120,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             inner.append(notify(editors, call))
             return inner[-1]
 
-        def wants_overview() -> bool:
-            return any(x.wants_overview() for x in listeners)
-
+        wants_overview = any(x.wants_overview for x in listeners)
         collector = CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
         with Listening(collector), sdpa.without_mode():
@@ -161,9 +160,7 @@ def _edited_result(result: Any, call: Call) -> Any:
     return (call.used.transpose(1, 2).reshape(output.shape), *others)
 
 
-def _checked_calls(
-    inner: list[Call], result: Any, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> list[Call]:
+def _checked_calls(inner: list[Call], result: Any, key: Tensor, *_: Any, **__: Any) -> list[Call]:
     """Return the calls that a function made to PyTorch's, compared with what the function itself returned."""
     returned = result[0].detach() if isinstance(result, tuple) else result
     outputs = [
@@ -174,7 +171,7 @@ def _checked_calls(
     for call in inner:
         if isinstance(call, AttentionCall):
             weights = own_weights(result, (*call.q.shape[:3], call.k.shape[2])) if len(inner) == 1 else None
-            call = _without_repeated_heads(call, key, value)
+            call = _without_repeated_heads(call, key)
             if weights is not None or problem is not None:
                 call = call._replace(weights=weights, problem=call.problem or problem)
         calls.append(call)
@@ -183,10 +180,13 @@ def _checked_calls(
 
 def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
     """Return a problem if a function returned (B, T, H, E) other numbers than PyTorch's attention gave it."""
-    # Nearly always: one call, whose output is returned without a copy.
-    if len(outputs) == 1 and isinstance(returned, Tensor) and _is_same(returned, outputs[0]):
-        return None
     parts = [x.transpose(1, 2) for x in outputs]  # (B, T, H, E) each
+    # Nearly always: one call, whose output is returned without a copy. Numbers in the same memory need no
+    # comparison, for which a GPU would be asked.
+    if len(parts) == 1 and isinstance(returned, Tensor):
+        (same,) = parts
+        if returned.is_set_to(same if returned.ndim == 4 else same.flatten(2)):
+            return None
     # Several calls compute it in parts of the tokens, or of the heads.
     for dim in (1, 2) if isinstance(returned, Tensor) else ():
         if len({x.shape[:dim] + x.shape[dim + 1 :] for x in parts}) == 1:
@@ -200,37 +200,15 @@ def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
     return "its function changes what scaled_dot_product_attention returns"
 
 
-def _is_same(returned: Tensor, output: Tensor) -> bool:
-    """Whether a tensor (B, T, H, E) or (B, T, H · E) is the output (B, H, T, E) of a call."""
-    B, H, T, E = output.shape
-    if returned.dtype != output.dtype or returned.shape not in ((B, T, H, E), (B, T, H * E)):
-        return False
-    returned = returned if returned.ndim == 4 else returned.reshape(B, T, H, E)
-    texts, heads, tokens, channels = output.stride()
-    # Numbers in the same memory need no comparison, for which a GPU would be asked.
-    in_place = (
-        returned.stride() == (texts, tokens, heads, channels) and returned.data_ptr() == output.data_ptr()
-    )
-    return in_place or torch.equal(returned, output.transpose(1, 2))
-
-
-def _without_repeated_heads(call: AttentionCall, key: Tensor, value: Tensor) -> AttentionCall:
+def _without_repeated_heads(call: AttentionCall, key: Tensor) -> AttentionCall:
     """Return the call with the keys and values of grouped heads stored once, as the model passes them."""
-    H, G, keys = call.k.shape[1], key.shape[1] if key.ndim == 4 else 0, call.k.shape[2]
+    H, G = call.k.shape[1], key.shape[1] if key.ndim == 4 else 0
     # Transformers' sdpa repeats the keys of grouped heads (`repeat_kv`) where PyTorch's `enable_gqa` does not
     # serve.
-    if not 0 < G < H or H % G or len(key) != len(call.k) or key.shape[2] < keys:
+    if not 0 < G < H or H % G:
         return call
-    k, v = key.detach()[:, :, :keys], value.detach()[:, :, :keys]
-    # Autocast has lowered the call's own keys.
-    if k.dtype != call.k.dtype:
-        k, v = k.to(call.k.dtype), v.to(call.v.dtype)
     # A sample is enough: the certificate compares what comes of it.
-    rows = sampled_rows(keys, 16, k.device)
-    for whole, once in ((call.k, k), (call.v, v)):
-        repeated = once[:, :, rows].repeat_interleave(H // G, dim=1)
-        if repeated.shape != whole[:, :, rows].shape or not torch.equal(
-            repeated.nan_to_num(), whole[:, :, rows].nan_to_num()
-        ):
-            return call
-    return call._replace(k=k, v=v)
+    rows = sampled_rows(call.k.shape[2], 16, call.k.device)
+    if not all(repeats_heads(x[:, :, rows].nan_to_num(), H // G) for x in (call.k, call.v)):
+        return call
+    return call._replace(k=call.k[:, :: H // G], v=call.v[:, :: H // G])

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from regard.attention.masks.base import grid
 from regard.heads.measures.sink import find_sink_keys
-from regard.heads.tables.outliers import find_outlier_keys
 from regard.maps import AttentionMap, LinearAttentionMap
 
 SIDE = 64
@@ -32,23 +31,16 @@ class Thumbnail(NamedTuple):
     thumbs: NDArray[np.uint8]
     """(H, 64, 64): 0 where no key is visible, else 1 + 254·√mass."""
     sinks: list[dict[str, Any]]
-    """For each head its sink key and that key's mean weight: {"key", "share"}; 0 and 0.0 if it has none.
-
-    A head that attends to patches has "outliers" beside them: the patches that receive far more than others
-    do, each with its mean weight, as [key, share].
-    """
+    """For each head its sink key and that key's mean weight: {"key", "share"}; 0 and 0.0 if it has none."""
     queries: int
     """The number of queries that were sampled."""
 
 
-def thumbnail(
-    m: AttentionMap | LinearAttentionMap, is_token: Tensor | None = None, is_patch: Tensor | None = None
-) -> Thumbnail:
+def thumbnail(m: AttentionMap | LinearAttentionMap, is_token: Tensor | None = None) -> Thumbnail:
     """Return the thumbnails and the sink keys of a map (1, H, T, S).
 
     `is_token`, boolean (S,), is False for keys that are padding; padding does not count for sinks.
-    `is_patch`, boolean (S,), is True for keys that are patches of a picture. Of a linear layer the thumbnails
-    show the shares of the magnitudes in their row, and no sink.
+    Of a linear layer the thumbnails show the shares of the magnitudes in their row, and no sink.
     """
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
@@ -99,10 +91,6 @@ def thumbnail(
     sinks: list[dict[str, Any]] = [
         {"key": int(key), "share": float(share)} for key, share in zip(keys.clamp(min=0), shares, strict=True)
     ]
-    if is_patch is not None:
-        means = received / active.clamp(min=1)  # (H, S)
-        for sink, mean, outliers in zip(sinks, means, find_outlier_keys(means, is_patch), strict=True):
-            sink["outliers"] = [[key, float(mean[key])] for key in outliers]
     return Thumbnail(thumbs, sinks, len(rows))
 
 

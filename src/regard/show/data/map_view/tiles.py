@@ -9,12 +9,13 @@ of single tokens a cell may count words or sentences, which are given by their e
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import avg_pool2d, max_pool2d
 
 from regard.attention.masks.base import Blocks
 from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
@@ -131,8 +132,10 @@ class TilePyramid:
         mass = torch.cat([torch.cat([child.mass for child in line], 1) for line in children])
         peak = torch.cat([torch.cat([child.max for child in line], 1) for line in children])
         counts = self._queries_per_row(z - 1, 2 * i * SIDE, len(mass))
-        mass = _block_sums(mass * counts, 2) / _block_sums(counts, 2)[:, :1]
-        return TileCells(mass, _block_maxima(peak, 2, -1.0))
+        # ceil_mode: the last cell of an axis may be made of a single one.
+        sums = partial(avg_pool2d, kernel_size=2, ceil_mode=True, divisor_override=1)
+        mass = sums((mass * counts)[None])[0] / sums(counts[None])[0]
+        return TileCells(mass, max_pool2d(peak[None], 2, ceil_mode=True)[0])
 
     def _queries_per_row(self, z: int, first: int, count: int) -> Tensor:
         """Return the number of queries in each of `count` rows of cells from row `first` on, (count, 1)."""
@@ -252,26 +255,3 @@ def _visible_blocks(
         for x in m.mask.block_bounds(Blocks(q_first, q_last, k_first, k_last, T, S))
     )
     return some.any(0).cpu(), every.all(0).cpu()
-
-
-def _block_sums(x: Tensor, size: int) -> Tensor:
-    """Sum blocks of size × size of a matrix."""
-    if size == 1:
-        return x
-    lines = _blocks(x, size, 0.0).sum(1)  # (R, C · size)
-    return lines.view(len(lines), -1, size).sum(2)  # (R, C)
-
-
-def _block_maxima(x: Tensor, size: int, padding: float) -> Tensor:
-    """Take the maximum of blocks of size × size of a matrix; `padding` fills blocks at the far edges."""
-    if size == 1:
-        return x
-    lines = _blocks(x, size, padding).amax(1)  # (R, C · size)
-    return lines.view(len(lines), -1, size).amax(2)  # (R, C)
-
-
-def _blocks(x: Tensor, size: int, padding: float) -> Tensor:
-    """Reshape (rows, cols) to (R, size, C · size), padded at the far edges."""
-    rows, cols = x.shape
-    x = pad(x, (0, -cols % size, 0, -rows % size), value=padding)
-    return x.view(-1, size, x.shape[1])

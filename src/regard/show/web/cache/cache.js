@@ -44,24 +44,24 @@ export class CacheView extends PageView {
       picture: async () => viewFigure([this.column], textWords(app, "what a cache keeps", app.state.text)),
       table: () => retentionRows(app.meta.texts[this.text].layers, this.tables),
     });
-    this.lead = element("p", { class: "lead", "aria-live": "polite" });
-    this.said = element("p", { class: "note", role: "status" });
+    this.lead = element("p.lead", { "aria-live": "polite" });
+    this.said = element("p.note", { role: "status" });
     this.table = headTable("Keys that every head needs", (layer, head) => app.set({ layer, head }), {
       numbered: true,
     });
     this.ramp = rampBar();
-    this.without = element("p", { class: "note" });
-    this.doubt = element("p", { class: "note heads-warning" });
+    this.without = element("p.note");
+    this.doubt = element("p.note.heads-warning");
     this.title = element("h2");
-    this.head = element("p", { class: "note", "aria-live": "polite" });
+    this.head = element("p.note", { "aria-live": "polite" });
     this.lines = chart(260, (policy) => this.choose(policy));
     this.means = chart(260, (policy) => this.choose(policy));
     this.figures = this.layout();
-    this.about = element("p", { class: "note", text: ABOUT });
-    this.column = element("div", { class: "column" }, this.lead, this.about, this.said, this.figures);
+    this.about = element("p.note", ABOUT);
+    this.column = element("div.column", this.lead, this.about, this.said, this.figures);
     root.append(
-      element("div", { class: "bar-of-choices" }, this.which, this.save),
-      element("div", { class: "scroll", tabindex: "-1" }, this.column),
+      element("div.bar-of-choices", this.which, this.save),
+      element("div.scroll", { tabindex: "-1" }, this.column),
     );
     this.fetchAll = latest((fresh, /** @type {number} */ text) => this.fetch(fresh, text));
   }
@@ -69,14 +69,13 @@ export class CacheView extends PageView {
   layout() {
     const open = makeButton("Open in Map", () => this.app.set({ view: "map" }));
     open.dataset.offPaper = "";
-    const heading = element("div", { class: "retention-heading" }, this.title, open);
-    const needs = element("h2", { text: "Keys that each head needs" });
+    const heading = element("div.retention-heading", this.title, open);
+    const needs = element("h2", "Keys that each head needs");
     return element(
-      "div",
-      { class: "retention-grid" },
-      element("section", {}, needs, this.table, this.ramp, this.without, this.doubt),
-      element("section", { class: "retention-head" }, heading, this.head, this.lines),
-      element("section", {}, element("h2", { text: "All heads" }), this.means),
+      "div.retention-grid",
+      element("section", needs, this.table, this.ramp, this.without, this.doubt),
+      element("section.retention-head", heading, this.head, this.lines),
+      element("section", element("h2", "All heads"), this.means),
     );
   }
 

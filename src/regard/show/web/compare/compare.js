@@ -29,15 +29,9 @@ class Pane {
    * @param {HTMLElement} words over the map
    */
   constructor(view, label, words) {
-    this.stage = element("div", { class: "compare-stage" });
+    this.stage = element("div.compare-stage");
     this.ramp = rampBar();
-    this.box = element(
-      "section",
-      { class: "compare-pane", "aria-label": label },
-      words,
-      this.stage,
-      this.ramp,
-    );
+    this.box = element("section.compare-pane", { "aria-label": label }, words, this.stage, this.ramp);
     /** @type {LinkedMap | null} */
     this.map = null;
     this.view = view;
@@ -87,13 +81,12 @@ export class CompareView extends PageView {
         new ComparedSide(app, kind, (place) => app.set({ pair: formatPair(this.pair.with(n, place)) })),
     );
     this.panes = this.sides.map((side, n) => new Pane(this, `Map ${"AB"[n]}`, side.box));
-    const words = element("div", { class: "compare-side" }, element("h3", { text: "Difference: A − B" }));
-    this.unlike = element("p", { class: "small quiet" });
-    words.append(this.unlike);
+    this.unlike = element("p.small.quiet");
+    const words = element("div.compare-side", element("h3", "Difference: A − B"), this.unlike);
     this.difference = new Pane(this, "Difference", words);
-    this.headline = element("p", { class: "lead" });
-    this.said = element("p", { class: "compare-said quiet", "aria-live": "polite", text: HELP });
-    this.scores = element("section", { class: "compare-table", "aria-label": "Scores of both heads" });
+    this.headline = element("p.lead");
+    this.said = element("p.compare-said.quiet", { "aria-live": "polite" }, HELP);
+    this.scores = element("section.compare-table", { "aria-label": "Scores of both heads" });
     this.scale = choice("Scale", "compare-scale", { linear: "linear", log: "log" }, (scale) =>
       app.set({ scale }),
     );
@@ -104,10 +97,10 @@ export class CompareView extends PageView {
       name: () => `compare-${this.pair.map(written).join("-with-")}`,
       picture: () => this.figure(),
     });
-    const bar = element("div", { class: "bar-of-choices" }, this.scale, this.swap, save);
-    this.row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
-    const column = element("div", { class: "column wide" }, this.headline, this.said, this.row, this.scores);
-    root.append(bar, element("div", { class: "scroll" }, column));
+    const bar = element("div.bar-of-choices", this.scale, this.swap, save);
+    this.row = element("div.compare-panes", ...this.all.map(({ box }) => box));
+    const column = element("div.column.wide", this.headline, this.said, this.row, this.scores);
+    root.append(bar, element("div.scroll", column));
     this.findScores = latest((fresh) => this.score(fresh));
     this.scored = "";
   }
@@ -184,8 +177,7 @@ export class CompareView extends PageView {
     if (!fresh()) return;
     this.sides.forEach((side, n) => side.tell(rows[n]));
     this.headline.textContent = comparison(rows);
-    if (name !== this.scored)
-      this.scores.replaceChildren(element("h2", { text: "Scores" }), scoreTable(rows));
+    if (name !== this.scored) this.scores.replaceChildren(element("h2", "Scores"), scoreTable(rows));
     this.scored = name;
   }
 

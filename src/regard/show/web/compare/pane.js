@@ -1,10 +1,7 @@
 // @ts-check
 // One of several maps that move together: what is done to one, zooming, moving, pointing, is done to all.
 
-import { ramp } from "../parts/colours.js";
-import { mapScale } from "../parts/map_scale.js";
 import { isSigned } from "../data/quantity.js";
-import { theme } from "../parts/theme.js";
 import { MapCanvas } from "../map/canvas.js";
 
 /** A map whose view is that of its peers. */
@@ -39,7 +36,7 @@ export class LinkedMap extends MapCanvas {
       ...own,
       /** @param {Point | null} point */
       hover: (point) => {
-        const place = point && this.inPicture(...point);
+        const place = point && this.inPicture(point);
         for (const peer of this.peers) {
           peer.hover = place;
           peer.plan();
@@ -50,18 +47,14 @@ export class LinkedMap extends MapCanvas {
 
   /**
    * The colours of maps that show the same end at the same number: the greatest that one of them needs.
-   * @type {MapCanvas["look"]}
+   * @param {number} own
    */
-  look(z, cover, sink) {
-    const own = super.look(z, cover, sink);
-    if (own.scale.top !== this.lastEnd) {
-      this.lastEnd = own.scale.top;
+  colourEnd(own) {
+    if (own !== this.lastEnd) {
+      this.lastEnd = own;
       for (const peer of this.peers) if (peer !== this) peer.plan();
     }
     const alike = this.peers.filter((peer) => isSigned(peer.quantity) === isSigned(this.quantity));
-    const top = Math.max(own.scale.top, ...alike.map((peer) => peer.lastEnd));
-    const scale = mapScale(this.state.scale, top, this.layer.cols, this.quantity);
-    const style = [theme(), own.reduce, scale.scale, scale.top, scale.bottom, scale.signed].join(" ");
-    return { ...own, scale, style, pixels: ramp(theme(), scale.signed).pixels };
+    return Math.max(own, ...alike.map((peer) => peer.lastEnd));
   }
 }

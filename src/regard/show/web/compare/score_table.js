@@ -13,20 +13,13 @@ import { endOf, namesOf, scoreBar, sentence } from "../heads/scores.js";
  */
 export function scoreTable(compared) {
   const rows = compared.filter(known);
-  const table = element("div", { class: "compare-scores" });
-  for (const name of namesOf(rows)) {
+  const lines = namesOf(rows).map((name) => {
     const end = endOf(name, rows);
-    const lines = compared.map((own, n) => comparedLine(name, own?.scores[name], end, "ab"[n]));
-    table.append(
-      element(
-        "div",
-        { class: "compare-row" },
-        element("span", { class: "score-name", text: scoreTitle(name), title: scoreAbout(name) }),
-        element("div", {}, ...lines),
-      ),
-    );
-  }
-  return table;
+    const title = element("span.score-name", { title: scoreAbout(name) }, scoreTitle(name));
+    const bars = compared.map((own, n) => comparedLine(name, own?.scores[name], end, "ab"[n]));
+    return element("div.compare-row", title, element("div", ...bars));
+  });
+  return element("div.compare-scores", ...lines);
 }
 
 /**
@@ -53,11 +46,11 @@ export function comparison([a, b]) {
  * @param {string} kind
  */
 function comparedLine(name, one, end, kind) {
-  if (!one) return element("span", { class: "compare-line" });
+  if (!one) return element("span.compare-line");
   return element(
-    "span",
-    { class: "compare-line", title: sentence(name, one) },
+    "span.compare-line",
+    { title: sentence(name, one) },
     scoreBar(one, end, kind),
-    element("span", { class: "score-value", text: score(name, one.value) }),
+    element("span.score-value", score(name, one.value)),
   );
 }

@@ -24,13 +24,13 @@ export class ComparedSide {
     this.layer = select(`Layer ${letter}`, (value) => choose(this.settled({ layer: value })));
     this.head = select(`Head ${letter}`, (value) => choose(this.settled({ head: Number(value) })));
     this.title = element("h3");
-    this.model = element("p", { class: "small quiet compare-model" });
-    this.sentence = element("p", { class: "head-sentence" });
-    this.doubt = element("p", { class: "small compare-doubt" });
+    this.model = element("p.small.quiet.compare-model");
+    this.sentence = element("p.head-sentence");
+    this.doubt = element("p.small.compare-doubt");
     const go = () => app.set({ view: "map", ...this.place });
     const open = makeButton("Open in the Map", go, { class: "plain", "data-off-paper": "" });
-    const choices = element("div", { class: "compare-choices" }, this.text, this.layer, this.head);
-    const heading = element("div", { class: "compare-title" }, this.title, this.model, open);
+    const choices = element("div.compare-choices", this.text, this.layer, this.head);
+    const heading = element("div.compare-title", this.title, this.model, open);
     this.box = element("div", { class: `compare-side ${kind}` }, choices, heading, this.sentence, this.doubt);
   }
 

@@ -81,10 +81,8 @@ export function otherMixers(others) {
 
 /** @param {{ kind: string }[]} modules */
 function byKind(modules) {
-  /** @type {Map<string, number>} */
-  const kinds = new Map();
-  for (const { kind } of modules) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
-  return [...kinds].map(([kind, count]) => (count > 1 ? `${count} × ${kind}` : kind)).join(", ");
+  const kinds = Object.entries(Object.groupBy(modules, ({ kind }) => kind));
+  return kinds.map(([kind, all = []]) => (all.length > 1 ? `${all.length} × ${kind}` : kind)).join(", ");
 }
 
 /**

@@ -19,57 +19,31 @@ import { scoreLine } from "./scores.js";
  */
 export function headCard(app, head, layer, ends, card, { open, compare }) {
   const canvas = element("canvas", { width: settings.thumb, height: settings.thumb });
-  const button = makeButton(
-    "",
-    open,
-    {
-      class: "gallery-picture",
-      tabindex: "-1",
-      "aria-label": `Layer ${head.layer}, head ${head.head}: ${labelWords(head)}`,
-      "aria-description": head.sentence,
-      title: "Open in the Map",
-    },
-    canvas,
-  );
+  const named = {
+    class: "gallery-picture",
+    tabindex: "-1",
+    "aria-label": `Layer ${head.layer}, head ${head.head}: ${labelWords(head)}`,
+    "aria-description": head.sentence,
+    title: "Open in the Map",
+  };
+  const button = makeButton("", open, named, canvas);
   const take = makeButton("Compare", compare, { class: "plain take", tabindex: "-1", "data-off-paper": "" });
-  const title = element("h3", { text: `Layer ${head.layer}, head ${head.head}` });
-  const lines = scoreLines(head, ends);
-  const cut = headSwitch(app, "Cut");
-  cut.tabIndex = -1;
-  cut.toggleAttribute("data-off-paper", true);
+  const title = element("h3", `Layer ${head.layer}, head ${head.head}`);
+  const scores = Object.entries(ends).flatMap(([name, end]) =>
+    head.scores[name] ? [scoreLine(name, head.scores[name], end)] : [],
+  );
+  const none = element("p.small.quiet", "No scores, because the tokens of this layer are unknown.");
+  const lines = element("div.score-lines", ...(scores.length ? scores : [none]));
+  const cut = headSwitch(app, "Cut", { tabindex: "-1", "data-off-paper": "" });
   cut.show(head.layer, head.head);
-  const body = element("div", { class: "card-head" }, title, cut, take);
-  const words = element("p", { class: "small card-sentence", text: head.sentence });
-  card.replaceChildren(button, body, tags(head, layer.evidence), words, lines);
+  const { certified, text } = layer.evidence;
+  const doubt = certified ? null : element("span.tag.bad", { title: text }, "not certified");
+  card.replaceChildren(
+    button,
+    element("div.card-head", title, cut, take),
+    element("p.tags", ...labelTags(head), doubt),
+    element("p.small.card-sentence", head.sentence),
+    lines,
+  );
   return { card, canvas, button, take, cut, lines, head };
-}
-
-/**
- * @param {HeadScores} head
- * @param {Evidence} evidence
- */
-function tags(head, evidence) {
-  const line = element("p", { class: "tags" });
-  line.append(...labelTags(head));
-  if (!evidence.certified)
-    line.append(element("span", { class: "tag bad", text: "not certified", title: evidence.text }));
-  return line;
-}
-
-/**
- * @param {HeadScores} head
- * @param {Record<string, number>} ends
- */
-function scoreLines(head, ends) {
-  const lines = element("div", { class: "score-lines" });
-  for (const [name, end] of Object.entries(ends))
-    if (head.scores[name]) lines.append(scoreLine(name, head.scores[name], end));
-  if (!lines.children.length)
-    lines.append(
-      element("p", {
-        class: "small quiet",
-        text: "No scores, because the tokens of this layer are unknown.",
-      }),
-    );
-  return lines;
 }

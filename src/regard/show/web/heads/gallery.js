@@ -20,7 +20,7 @@ export class Gallery {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
-    this.list = element("ul", { class: "gallery", "aria-label": "Heads" });
+    this.list = element("ul.gallery", { "aria-label": "Heads" });
     /** @type {Map<string, HTMLLIElement>} */
     this.slots = new Map(); // where a card is or will be, by the head's name
     /** @type {Map<string, HeadCard>} */
@@ -78,7 +78,7 @@ export class Gallery {
    * @param {string} name
    */
   slot(name) {
-    const slot = this.slots.get(name) ?? element("li", { class: "card", "data-name": name });
+    const slot = this.slots.get(name) ?? element("li.card", { "data-name": name });
     if (!this.slots.has(name)) this.observer.observe(slot);
     this.slots.set(name, slot);
     return slot;

@@ -36,8 +36,8 @@ export class HeadsView extends PageView {
     );
     this.label = select("Label", (value) => app.set({ label: value }));
     this.layer = select("Layer", (value) => app.set({ layerFilter: value }));
-    this.number = element("p", { class: "small quiet", "aria-live": "polite" }); // of heads that are shown
-    this.warning = element("p", { class: "note heads-warning" });
+    this.number = element("p.small.quiet", { "aria-live": "polite" }); // of heads that are shown
+    this.warning = element("p.note.heads-warning");
     this.failure = element("div");
     this.matrix = new ScoreMatrix(app);
     this.gallery = new Gallery(app);
@@ -49,13 +49,13 @@ export class HeadsView extends PageView {
     this.every = element(
       "section",
       { "aria-label": "Cards of the heads" },
-      element("div", { class: "bar-of-choices" }, this.label, this.layer, this.number, save),
+      element("div.bar-of-choices", this.label, this.layer, this.number, save),
       help(app.runs.available),
       this.gallery.list,
     );
-    this.column = element("div", { class: "column wide" }, this.warning, this.failure);
+    this.column = element("div.column.wide", this.warning, this.failure);
     this.column.append(this.progress.box, this.matrix.box, this.every);
-    root.append(element("div", { class: "scroll" }, this.column));
+    root.append(element("div.scroll", this.column));
   }
 
   /** @param {State} state */
@@ -136,5 +136,5 @@ function help(cuts) {
   const keys =
     "Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it with the chosen one." +
     (cuts ? " X cuts it: the model runs again without its output." : "");
-  return element("p", { class: "note" }, marks, element("span", { text: keys, "data-off-paper": "" }));
+  return element("p.note", marks, element("span", { "data-off-paper": "" }, keys));
 }

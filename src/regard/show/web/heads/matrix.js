@@ -25,7 +25,7 @@ export class ScoreMatrix {
     this.heads = []; // that have come
     this.which = select("Score", (headScore) => app.set({ headScore }));
     this.title = element("h2");
-    this.about = element("p", { class: "note" });
+    this.about = element("p.note");
     this.table = headTable(
       "One score of every head: choose one to open it in the Map",
       (layer, head) => app.set({ view: "map", layer, head, ...WHOLE }),
@@ -33,9 +33,9 @@ export class ScoreMatrix {
     );
     this.ramp = rampBar();
     this.portrait = new HeadPortrait(app);
-    const line = element("div", { class: "score-choice" }, this.which, this.about);
-    const table = element("div", { class: "score-table" }, this.table, this.ramp);
-    const body = element("div", { class: "score-matrix-body" }, table, this.portrait.box);
+    const line = element("div.score-choice", this.which, this.about);
+    const table = element("div.score-table", this.table, this.ramp);
+    const body = element("div.score-matrix-body", table, this.portrait.box);
     const label = { class: "score-matrix", "aria-label": "One score of every head" };
     this.box = element("section", label, this.title, line, body);
     for (const kind of ["pointerover", "focusin"])
@@ -118,10 +118,10 @@ class HeadPortrait {
     this.app = app;
     this.canvas = element("canvas", { width: settings.thumb, height: settings.thumb, "aria-hidden": "true" });
     this.name = element("h3");
-    this.tags = element("span", { class: "tags" });
-    this.sentence = element("p", { class: "head-sentence" });
-    const words = element("div", {}, this.name, this.tags, this.sentence);
-    this.box = element("div", { class: "portrait" }, this.canvas, words);
+    this.tags = element("span.tags");
+    this.sentence = element("p.head-sentence");
+    const words = element("div", this.name, this.tags, this.sentence);
+    this.box = element("div.portrait", this.canvas, words);
     this.shown = "";
   }
 

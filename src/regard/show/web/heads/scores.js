@@ -2,7 +2,7 @@
 // Scores of a head as lines to read: its value as a bar, the baselines as ticks, the interval as a whisker.
 // It knows numbers, `score_words.js` knows names; which heads are shown is the gallery's business.
 
-import { known } from "../data/arrays.js";
+import { clamp, known } from "../data/arrays.js";
 import { element } from "../parts/dom.js";
 import { labelsOf } from "../parts/head_words.js";
 import { isShare, score } from "../data/format.js";
@@ -51,18 +51,14 @@ export function sentence(name, one) {
  */
 export function scoreBar(one, end, kind = "") {
   const bar = element("span", { class: `score-bar ${kind}`, "aria-hidden": "true" });
-  const at = (/** @type {number} */ x) => String(Math.min(1, Math.max(0, x / end)));
+  const at = (/** @type {number} */ x) => clamp(x / end, 0, 1);
   /**
    * @param {string} name
    * @param {number} from
    * @param {number | null} [to]
    */
-  const part = (name, from, to = null) => {
-    const made = element("i", { class: name });
-    made.style.setProperty("--from", at(from));
-    if (to !== null) made.style.setProperty("--to", at(to));
-    bar.append(made);
-  };
+  const part = (name, from, to = null) =>
+    bar.append(element("i", { class: name, "--from": at(from), "--to": to === null ? null : at(to) }));
   if (known(one.value)) part("value", 0, one.value);
   if (known(one.low) && known(one.high)) part("interval", one.low, one.high);
   if (known(one.null)) part("null", one.null);
@@ -78,11 +74,11 @@ export function scoreBar(one, end, kind = "") {
  */
 export function scoreLine(name, one, end) {
   return element(
-    "div",
-    { class: "score-line", "data-name": name, title: `${scoreAbout(name)} ${sentence(name, one)}`.trim() },
-    element("span", { class: "score-name", text: scoreTitle(name) }),
+    "div.score-line",
+    { "data-name": name, title: `${scoreAbout(name)} ${sentence(name, one)}`.trim() },
+    element("span.score-name", scoreTitle(name)),
     scoreBar(one, end),
-    element("span", { class: "score-value", text: score(name, one.value) }),
+    element("span.score-value", score(name, one.value)),
   );
 }
 

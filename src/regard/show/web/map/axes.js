@@ -51,14 +51,15 @@ export function drawLabels(context, scene, name) {
   const mark = queries ? marked.row : marked.col;
   const axis = axisOf(scene.meta, scene.text, layer, name);
   const label = (/** @type {number} */ index, /** @type {boolean} */ strong) => {
-    const [px, py] = camera.point(index + 0.5, index + 0.5);
+    const [px, py] = camera.point([index + 0.5, index + 0.5]);
     const along = queries ? gutter.top + py : gutter.left + px;
     if (along < (queries ? gutter.top : gutter.left)) return;
     if (end < size && (end - index - 0.5) * camera.zoom < HALF) return; // the edge would cut it
     const number = String(index);
     const counted = step > 1 || !axis.tokens; // tokens that are next to each other need no number
     const letters = Math.max(3, Math.floor(room / LETTER) - (counted ? number.length + 1 : 0));
-    const token = axis.tokens ? axisLabel(axis, index, letters) : "";
+    const isMarked = axis.tokens && isStart(tokenAt(axis, index), axis.from + index);
+    const token = isMarked ? START_MARK : axis.tokens ? labelAt(axis, index, letters) : "";
     context.save();
     if (queries) context.translate(gutter.left - 8, along);
     else {
@@ -71,58 +72,23 @@ export function drawLabels(context, scene, name) {
     const gap = context.measureText(" ").width;
     context.fillStyle = strong ? colours.accent : step > 1 ? colours.faint : colours.ink;
     const shown = `\u2068${token}\u2069`;
-    if (queries) {
-      context.fillText(shown, 0, 0);
-      if (counted)
-        numbered(context, number, token ? -context.measureText(shown).width - gap : 0, "right", colours);
-    } else {
-      context.fillText(shown, counted ? context.measureText(number).width + gap : 0, 0);
-      if (counted) numbered(context, number, 0, "left", colours);
+    // A number stands before its token: to the left of it, or below it.
+    const [numberWidth, tokenWidth] = [number, shown].map((text) => context.measureText(text).width);
+    context.fillText(shown, queries || !counted ? 0 : numberWidth + gap, 0);
+    if (counted) {
+      context.fillStyle = colours.soft;
+      context.fillText(number, queries && token ? -tokenWidth - gap : 0, 0);
     }
     context.restore();
-    tick(context, queries, along, gutter, strong ? colours.accent : colours.line);
+    context.fillStyle = strong ? colours.accent : colours.line;
+    if (queries) context.fillRect(gutter.left - 5, along - 0.5, 4, 1);
+    else context.fillRect(along - 0.5, gutter.top - 5, 1, 4);
   };
   for (let index = first; index < last; index += step) {
     const apart = Math.abs(index - mark) * camera.zoom;
     if (mark < 0 || apart >= ROOM) label(index, false);
   }
   if (mark >= Math.floor(queries ? top : left) && mark >= 0 && mark < last) label(mark, true);
-}
-
-/**
- * A token as an axis has room for it.
- * @param {TokenAxis} axis
- * @param {number} index
- * @param {number} letters
- */
-function axisLabel(axis, index, letters) {
-  return isStart(tokenAt(axis, index), axis.from + index) ? START_MARK : labelAt(axis, index, letters);
-}
-
-/**
- * @param {Drawing} context
- * @param {string} number
- * @param {number} at
- * @param {CanvasTextAlign} align
- * @param {DrawingColours} colours
- */
-function numbered(context, number, at, align, colours) {
-  context.textAlign = align;
-  context.fillStyle = colours.soft;
-  context.fillText(number, at, 0);
-}
-
-/**
- * @param {Drawing} context
- * @param {boolean} queries
- * @param {number} along
- * @param {Scene["gutter"]} gutter
- * @param {string} colour
- */
-function tick(context, queries, along, gutter, colour) {
-  context.fillStyle = colour;
-  if (queries) context.fillRect(gutter.left - 5, along - 0.5, 4, 1);
-  else context.fillRect(along - 0.5, gutter.top - 5, 1, 4);
 }
 
 /**

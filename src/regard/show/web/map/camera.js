@@ -51,11 +51,8 @@ export class Camera {
     this.y = this.T <= 2 * h ? h : Math.min(this.T - h, Math.max(h, this.y));
   }
 
-  /**
-   * @param {number} dx
-   * @param {number} dy
-   */
-  pan(dx, dy) {
+  /** @param {Point} by pixels */
+  pan([dx, dy]) {
     this.x -= dx / this.zoom;
     this.y -= dy / this.zoom;
     this.settle();
@@ -64,11 +61,10 @@ export class Camera {
   /**
    * Zooms so that what is under the point (pixels in the picture) stays there.
    * @param {number} factor
-   * @param {number} px
-   * @param {number} py
+   * @param {Point} point
    */
-  zoomAt(factor, px, py) {
-    const [col, row] = this.at(px, py);
+  zoomAt(factor, [px, py]) {
+    const [col, row] = this.at([px, py]);
     this.zoom = Math.min(this.closest, Math.max(this.whole, this.zoom * factor));
     this.x = col - (px - this.width / 2) / this.zoom;
     this.y = row - (py - this.height / 2) / this.zoom;
@@ -77,10 +73,9 @@ export class Camera {
 
   /**
    * Moves as little as needed to bring a cell into the picture.
-   * @param {number} col
-   * @param {number} row
+   * @param {{ row: number, col: number }} cell
    */
-  reveal(col, row) {
+  reveal({ row, col }) {
     const { left, top, right, bottom } = this.frame;
     if (col < left) this.x -= left - col;
     else if (col + 1 > right) this.x += col + 1 - right;
@@ -91,21 +86,19 @@ export class Camera {
 
   /**
    * The place [col, row] under a point, with fractions.
-   * @param {number} px
-   * @param {number} py
-   * @returns {[number, number]}
+   * @param {Point} point
+   * @returns {Point}
    */
-  at(px, py) {
+  at([px, py]) {
     return [this.x + (px - this.width / 2) / this.zoom, this.y + (py - this.height / 2) / this.zoom];
   }
 
   /**
-   * The point [px, py] of a place.
-   * @param {number} col
-   * @param {number} row
-   * @returns {[number, number]}
+   * The point of a place [col, row].
+   * @param {Point} place
+   * @returns {Point}
    */
-  point(col, row) {
+  point([col, row]) {
     return [(col - this.x) * this.zoom + this.width / 2, (row - this.y) * this.zoom + this.height / 2];
   }
 }
@@ -130,16 +123,16 @@ export function mapLayout({ width, height }, ratio) {
 
 /**
  * The cell of level z under a point of the picture, or null outside of the map.
- * @param {import("./camera.js").Camera} camera
+ * @param {Camera} camera
  * @param {MapShape} layer
  * @param {Point} point
  * @param {number} z
  * @returns {Cell | null}
  */
-export function cellAt(camera, { rows, cols }, [px, py], z) {
+export function cellAt(camera, { rows, cols }, point, z) {
   const size = 2 ** z;
-  const [col, row] = camera.at(px, py).map((place) => Math.floor(place / size) * size);
-  if (px < 0 || py < 0 || col < 0 || row < 0 || col >= cols || row >= rows) return null;
+  const [col, row] = camera.at(point).map((place) => Math.floor(place / size) * size);
+  if (Math.min(...point) < 0 || col < 0 || row < 0 || col >= cols || row >= rows) return null;
   return { row, col, size };
 }
 
@@ -147,7 +140,7 @@ export function cellAt(camera, { rows, cols }, [px, py], z) {
  * The cell that lies some cells of `size` tokens away from the chosen one; the middle of the picture's part
  * of the map if none is chosen.
  * @param {{ row: number, col: number } | null} chosen
- * @param {[number, number]} move columns and rows
+ * @param {Point} move columns and rows
  * @param {number} size
  * @param {Rectangle} frame
  * @param {MapShape} layer

@@ -174,7 +174,15 @@ export class MapCanvas {
     const layout = this.measure();
     const z = levelFor(camera.zoom / layout.pixel, layer.rows, layer.cols);
     const sink = this.isSinkApart ? this.sink : null;
-    this.lookAt();
+    const { text, head } = state;
+    this.pyramid.look({
+      text,
+      layer: layer.key,
+      head,
+      T: layer.rows,
+      S: layer.cols,
+      quantity: this.quantity,
+    });
     const cover = this.pyramid.cover(camera.frame, z);
     this.colours ??= drawingColours(this.root);
     const hover = this.hover ? cellAt(camera, layer, this.hover, z) : null;
@@ -196,16 +204,12 @@ export class MapCanvas {
       hover,
       cursor: this.chosen && { ...this.chosen, size: 1 },
       marked: { row: hover?.row ?? this.markedRow, col: hover?.col ?? state.col },
-      weightAt: (row, col) => this.weightAt(row, col),
+      weightAt: (row, col) => {
+        const cell = this.pyramid.cell(row, col);
+        return cell && cell.z === 0 && cell.max >= 0 ? cell.mass : null;
+      },
       fonts: fontsFor(camera.zoom),
     };
-  }
-
-  /** Tells the pyramid which map is looked at. */
-  lookAt() {
-    const { state, layer, quantity } = this;
-    const { text, head } = state;
-    this.pyramid.look({ text, layer: layer.key, head, T: layer.rows, S: layer.cols, quantity });
   }
 
   /**
@@ -221,10 +225,18 @@ export class MapCanvas {
     const bounded = quantity.shade === "weights"; // by 1
     const fits = this.state.colourTop !== "one" || !bounded;
     if (fits) this.fitColours(z, cover, reduce, sink?.key ?? -1, bounded ? 1 : Infinity);
-    const scale = mapScale(this.state.scale, fits ? fit.top : 1, layer.cols, quantity);
+    const scale = mapScale(this.state.scale, this.colourEnd(fits ? fit.top : 1), layer.cols, quantity);
     const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, scale.signed].join(" ");
     const blank = fits && fit.top === 0;
     return { reduce, scale, blank, pixels: ramp(theme(), isSigned(quantity)).pixels, style };
+  }
+
+  /**
+   * The number at the end of the colours, from that which this map needs.
+   * @param {number} own
+   */
+  colourEnd(own) {
+    return own;
   }
 
   /**
@@ -242,16 +254,6 @@ export class MapCanvas {
     const [frame, cells] = inView ? [camera.frame, cover] : [whole, pyramid.overview()];
     const name = [pyramid.name, reduce, without, inView ? z : "whole"].join(" ");
     fit.update(name, cells, () => fitTop(cells.drawn, frame, reduce, without, most));
-  }
-
-  /**
-   * A single weight, if it is there and visible.
-   * @param {number} row
-   * @param {number} col
-   */
-  weightAt(row, col) {
-    const cell = this.pyramid.cell(row, col);
-    return cell && cell.z === 0 && cell.max >= 0 ? cell.mass : null;
   }
 
   /** Whether the colours leave the sink out; contributions, words and sentences have no sink. */
@@ -301,11 +303,10 @@ export class MapCanvas {
 
   /**
    * From a point of the canvas to one of the picture.
-   * @param {number} px
-   * @param {number} py
+   * @param {Point} point
    * @returns {Point}
    */
-  inPicture(px, py) {
+  inPicture([px, py]) {
     const { gutter } = this.measure();
     return [px - gutter.left, py - gutter.top];
   }
@@ -314,8 +315,8 @@ export class MapCanvas {
    * @param {number} factor
    * @param {Point} [point] that stays where it is
    */
-  zoomBy(factor, [px, py] = [this.camera.width / 2, this.camera.height / 2]) {
-    this.camera.zoomAt(factor, px, py);
+  zoomBy(factor, point = [this.camera.width / 2, this.camera.height / 2]) {
+    this.camera.zoomAt(factor, point);
     this.moved();
   }
 
@@ -324,21 +325,17 @@ export class MapCanvas {
     this.moved();
   }
 
-  /**
-   * @param {number} dx
-   * @param {number} dy
-   */
-  pan(dx, dy) {
-    this.camera.pan(dx, dy);
+  /** @param {Point} by pixels */
+  pan(by) {
+    this.camera.pan(by);
     this.moved();
   }
 
   /**
    * Goes close enough to read single cells.
-   * @param {number} col
-   * @param {number} row
+   * @param {{ row: number, col: number }} cell
    */
-  closeUp(col, row) {
+  closeUp({ row, col }) {
     const { camera } = this;
     Object.assign(camera, { x: col + 0.5, y: row + 0.5, zoom: Math.max(camera.zoom * 2, 40) });
     camera.settle();
@@ -347,16 +344,15 @@ export class MapCanvas {
 
   /**
    * Moves the chosen cell by some of those that are seen.
-   * @param {number} dx
-   * @param {number} dy
+   * @param {Point} by columns and rows
    */
-  step(dx, dy) {
+  step(by) {
     const { camera, layer } = this;
     const size = 2 ** levelFor(camera.zoom * devicePixelRatio, layer.rows, layer.cols);
     this.hover = null;
-    this.choose(cellBeside(this.chosen, [dx, dy], size, camera.frame, layer));
+    this.choose(cellBeside(this.chosen, by, size, camera.frame, layer));
     const { x, y } = camera;
-    camera.reveal(this.state.col, this.state.row);
+    camera.reveal(this.state);
     if (camera.x !== x || camera.y !== y) this.moved();
     this.plan();
   }
@@ -366,23 +362,21 @@ export class MapCanvas {
    * @returns {import("./gestures.js").Wishes}
    */
   wishes() {
-    const cell = (/** @type {number} */ px, /** @type {number} */ py) =>
-      cellAt(this.camera, this.layer, this.inPicture(px, py), 0);
+    const cell = (/** @type {Point} */ point) => cellAt(this.camera, this.layer, this.inPicture(point), 0);
     return {
-      pan: (dx, dy) => this.pan(dx, dy),
-      zoom: (factor, px, py) => this.zoomBy(factor, this.inPicture(px, py)),
+      pan: (by) => this.pan(by),
+      zoom: (factor, point) => this.zoomBy(factor, this.inPicture(point)),
       hover: (point) => {
-        this.hover = point && this.inPicture(...point);
+        this.hover = point && this.inPicture(point);
         this.plan();
       },
-      tap: (px, py) => {
-        const { row, col } = cell(px, py) ?? { row: -1, col: -1 };
+      tap: (point) => {
         this.canvas.focus({ preventScroll: true });
-        this.choose({ row, col });
+        this.choose(cell(point) ?? { row: -1, col: -1 });
       },
-      double: (px, py) => {
-        const at = cell(px, py);
-        if (at) this.closeUp(at.col, at.row);
+      double: (point) => {
+        const at = cell(point);
+        if (at) this.closeUp(at);
       },
       key: (name, shift) => this.press(name, shift),
     };
@@ -396,18 +390,18 @@ export class MapCanvas {
   press(key, shift) {
     const { camera, layer, state } = this;
     const [down, right] = ARROWS[key] ?? [0, 0];
-    if (ARROWS[key] && shift) this.pan((-right * camera.width) / 4, (-down * camera.height) / 4);
-    else if (ARROWS[key]) this.step(right, down);
+    if (ARROWS[key] && shift) this.pan([(-right * camera.width) / 4, (-down * camera.height) / 4]);
+    else if (ARROWS[key]) this.step([right, down]);
     else if (key === "+" || key === "=") this.zoomAtCursor(1.5);
     else if (key === "-") this.zoomAtCursor(1 / 1.5);
     else if (key === "0") this.showWhole();
-    else if (key === "Enter" && state.row >= 0) this.closeUp(state.col, state.row);
-    else if (key === "Enter") this.closeUp(camera.x - 0.5, camera.y - 0.5);
+    else if (key === "Enter")
+      this.closeUp(state.row >= 0 ? state : { row: camera.y - 0.5, col: camera.x - 0.5 });
     else if (key === "Escape") this.app.set({ row: -1, col: -1 });
-    else if (key === "Home") this.step(-layer.cols, 0);
-    else if (key === "End") this.step(layer.cols, 0);
-    else if (key === "PageUp") this.step(0, -10);
-    else if (key === "PageDown") this.step(0, 10);
+    else if (key === "Home") this.step([-layer.cols, 0]);
+    else if (key === "End") this.step([layer.cols, 0]);
+    else if (key === "PageUp") this.step([0, -10]);
+    else if (key === "PageDown") this.step([0, 10]);
     else return false;
     return true;
   }
@@ -415,7 +409,7 @@ export class MapCanvas {
   /** @param {number} factor */
   zoomAtCursor(factor) {
     const { chosen, camera } = this;
-    this.zoomBy(factor, chosen ? camera.point(chosen.col + 0.5, chosen.row + 0.5) : undefined);
+    this.zoomBy(factor, chosen ? camera.point([chosen.col + 0.5, chosen.row + 0.5]) : undefined);
   }
 
   /** Learns which key is the head's sink and how much goes there. */

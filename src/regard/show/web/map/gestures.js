@@ -8,11 +8,11 @@ const TAP = 4; // pixels that a finger may move in a tap
 
 /**
  * @typedef {object} Wishes what a reader's hand asks for; points are pixels from the canvas's upper left
- * @property {(dx: number, dy: number) => void} pan
- * @property {(factor: number, px: number, py: number) => void} zoom
+ * @property {(by: Point) => void} pan
+ * @property {(factor: number, point: Point) => void} zoom
  * @property {(point: Point | null) => void} hover
- * @property {(px: number, py: number) => void} tap
- * @property {(px: number, py: number) => void} double
+ * @property {(point: Point) => void} tap
+ * @property {(point: Point) => void} double
  * @property {(name: string, shift: boolean) => boolean} key says whether it took the key
  */
 
@@ -51,26 +51,26 @@ export function listen(canvas, wishes) {
     moved += Math.hypot(dx, dy);
     if (moved > TAP) canvas.classList.add("dragging");
     if (fingers.size === 2) pinch(fingers, event.pointerId, [x, y], wishes);
-    else if (moved > TAP) wishes.pan(dx, dy);
+    else if (moved > TAP) wishes.pan([dx, dy]);
     else return; // the start of a drag counts once it is one
     fingers.set(event.pointerId, [x, y]);
   });
   const leave = (/** @type {PointerEvent} */ event) => {
     if (!fingers.delete(event.pointerId)) return;
     if (fingers.size === 0) canvas.classList.remove("dragging");
-    if (event.type === "pointerup" && moved <= TAP && fingers.size === 0) wishes.tap(...point(event));
+    if (event.type === "pointerup" && moved <= TAP && fingers.size === 0) wishes.tap(point(event));
   };
   canvas.addEventListener("pointerup", leave);
   canvas.addEventListener("pointercancel", leave);
   canvas.addEventListener("pointerleave", () => wishes.hover(null));
-  canvas.addEventListener("dblclick", (event) => wishes.double(...point(event)));
+  canvas.addEventListener("dblclick", (event) => wishes.double(point(event)));
   canvas.addEventListener(
     "wheel",
     (event) => {
       event.preventDefault();
       const unit = event.deltaMode === 1 ? 24 : event.deltaMode === 2 ? 400 : 1;
       const speed = event.ctrlKey ? 0.01 : 0.0022; // a pinch on a touchpad comes as a wheel with Ctrl
-      wishes.zoom(Math.exp(-Math.max(-240, Math.min(240, event.deltaY * unit)) * speed), ...point(event));
+      wishes.zoom(Math.exp(-Math.max(-240, Math.min(240, event.deltaY * unit)) * speed), point(event));
     },
     { passive: false },
   );
@@ -91,6 +91,6 @@ function pinch(fingers, moving, now, wishes) {
     Math.max(8, Math.hypot(a[0] - b[0], a[1] - b[1]));
   /** @type {Point} */
   const middle = [(now[0] + other[0]) / 2, (now[1] + other[1]) / 2];
-  wishes.pan((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
-  wishes.zoom(distance(now, other) / distance(before, other), ...middle);
+  wishes.pan([(now[0] - before[0]) / 2, (now[1] - before[1]) / 2]);
+  wishes.zoom(distance(now, other) / distance(before, other), middle);
 }

@@ -74,8 +74,8 @@ function tiles({ context, camera, colours, drawn, thumb, look, pixel }) {
   for (const one of drawn) {
     const { tile, z, i, j } = one;
     const part = inSight(one.part, camera.frame, 2 ** z);
-    const [x0, y0] = camera.point(part.left, part.top).map(snap);
-    const [x1, y1] = camera.point(part.right, part.bottom).map(snap);
+    const [x0, y0] = camera.point([part.left, part.top]).map(snap);
+    const [x1, y1] = camera.point([part.right, part.bottom]).map(snap);
     if (!tile && thumb) fromThumb(context, camera, thumb, part, [x0, y0, x1 - x0, y1 - y0]);
     else if (!tile) {
       // What is still being computed has a plain ground, unlike any weight and unlike what the mask hides.
@@ -139,7 +139,7 @@ function numbers({ context, camera, look, fonts, quantity, weightAt }) {
     for (let col = Math.max(0, Math.floor(left)); col < Math.min(camera.S, right); col++) {
       const weight = weightAt(row, col);
       if (weight === null) continue;
-      const [x, y] = camera.point(col + 0.5, row + 0.5);
+      const [x, y] = camera.point([col + 0.5, row + 0.5]);
       context.fillStyle = inkOn(look.scale.at(weight), theme(), look.scale.signed);
       context.fillText(shares ? cellShare(weight, digits > 2) : brief(weight, digits), x, y);
     }
@@ -154,12 +154,12 @@ function lattice({ context, camera, colours, shown }) {
   const { left, top } = camera.frame;
   context.fillStyle = colours.lattice;
   for (let col = Math.max(1, Math.ceil(left)); ; col++) {
-    const [x] = camera.point(col, 0);
+    const [x] = camera.point([col, 0]);
     if (x > shown.width) break;
     context.fillRect(Math.round(x) - 0.5, 0, 1, shown.height);
   }
   for (let row = Math.max(1, Math.ceil(top)); ; row++) {
-    const [, y] = camera.point(0, row);
+    const [, y] = camera.point([0, row]);
     if (y > shown.height) break;
     context.fillRect(0, Math.round(y) - 0.5, shown.width, 1);
   }
@@ -171,7 +171,7 @@ function lattice({ context, camera, colours, shown }) {
  */
 function boundary({ context, camera, colours, boundary: at, shown }) {
   if (!at) return;
-  const [x, y] = camera.point(at.key, at.query);
+  const [x, y] = camera.point([at.key, at.query]);
   context.strokeStyle = colours.accent;
   context.lineWidth = 1;
   context.setLineDash([6, 4]);
@@ -192,7 +192,7 @@ function cells({ context, camera, hover, cursor, colours }) {
   for (const cell of [hover, cursor]) {
     if (!cell) continue;
     const side = camera.zoom * cell.size;
-    const [x, y] = camera.point(cell.col, cell.row);
+    const [x, y] = camera.point([cell.col, cell.row]);
     const grown = Math.max(0, (8 - side) / 2); // a small cell would be hard to see
     context.strokeStyle = cell === cursor ? colours.accent : colours.ink;
     context.lineWidth = cell === cursor ? 2 : 1;

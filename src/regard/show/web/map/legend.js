@@ -7,8 +7,8 @@ import { PLAIN, spell } from "../data/quantity.js";
 import { settings } from "../data/settings.js";
 import { axisOf, labelAt } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
-import { css } from "../parts/colours.js";
-import { contextOf, element } from "../parts/dom.js";
+import { paintRamp } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
 import { theme } from "../parts/theme.js";
 
 /**
@@ -16,16 +16,13 @@ import { theme } from "../parts/theme.js";
  * @param {HTMLElement} root
  */
 export function legend(root) {
-  const canvas = element("canvas", { width: 240, height: 1, "aria-hidden": "true" });
-  const ticks = element("div", { class: "ticks" });
-  const bar = element("div", { class: "bar", role: "img" });
-  bar.append(canvas, ticks);
-  const mask = element("span", { class: "key" });
-  mask.append(element("i"), "hidden by the mask");
-  const prompt = element("span", { class: "key" });
-  prompt.append(element("i", { class: "dashed" }), "end of the prompt");
-  const words = element("p", { class: "small quiet" });
-  const hidden = element("p", { class: "small", id: "hidden-mass" });
+  const canvas = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+  const ticks = element("div.ticks");
+  const bar = element("div.bar", { role: "img" }, canvas, ticks);
+  const mask = element("span.key", element("i"), "hidden by the mask");
+  const prompt = element("span.key", element("i.dashed"), "end of the prompt");
+  const words = element("p.small.quiet");
+  const hidden = element("p.small", { id: "hidden-mass" });
   root.append(bar, mask, prompt, words, hidden);
   let shown = "";
 
@@ -44,22 +41,16 @@ export function legend(root) {
       const name = [theme(), ...ends, note, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often
       shown = name;
-      paint(canvas, scale.signed);
+      paintRamp(canvas, scale.signed);
       const marks = marksOf(scale, clipped, quantity);
-      ticks.replaceChildren(
-        ...marks.map(([t, text]) => {
-          const mark = element("span", { text });
-          mark.style.left = `${100 * t}%`;
-          return mark;
-        }),
-      );
+      ticks.replaceChildren(...marks.map(([t, text]) => element("span", { "--at": `${100 * t}%` }, text)));
       bar.setAttribute("aria-label", `Colours from ${marks[0][1]} to ${last(marks)[1]}, ${scale.scale}`);
       words.textContent = note;
       hidden.hidden = !sink;
       if (sink) {
         hidden.replaceChildren(
           `Key ${sink.key} `,
-          element("span", { class: "token", text: labelAt(axisOf(meta, text, layer, "keys"), sink.key, 16) }),
+          element("span.token", labelAt(axisOf(meta, text, layer, "keys"), sink.key, 16)),
           ` receives ${percent(sink.share)} of the attention of the queries that see it. The colours leave it out.`,
         );
         hidden.dataset.share = String(sink.share);
@@ -89,7 +80,9 @@ export function isClipped({ drawn }) {
  */
 export function marksOf(scale, clipped, quantity = PLAIN) {
   if (scale.signed) return signedMarks(scale, clipped, quantity);
-  const marks = scale.scale === "log" ? decades(scale, quantity) : halves(scale, quantity);
+  /** @type {ColourMarks} */
+  const halves = [0, 0.5, 1].map((t) => [t, spell(quantity, t * scale.top)]);
+  const marks = scale.scale === "log" ? decades(scale, quantity) : halves;
   if (clipped) last(marks)[1] = `≥ ${last(marks)[1]}`;
   return marks;
 }
@@ -131,27 +124,6 @@ export function noteOf(reduce, z, quantity, token) {
   const pooled = single || reduce === "max" ? "" : ", summed over keys and averaged over queries";
   const row = shade === "logit" ? ` Row ${position} adds up to what the head adds.` : "";
   return `One cell${of} is ${what}${pooled}.${row}`;
-}
-
-/**
- * @param {HTMLCanvasElement} canvas
- * @param {boolean} signed
- */
-function paint(canvas, signed) {
-  const context = contextOf(canvas);
-  for (let x = 0; x < canvas.width; x++) {
-    context.fillStyle = css(x / (canvas.width - 1), theme(), signed);
-    context.fillRect(x, 0, 1, 1);
-  }
-}
-
-/**
- * @param {ColourScale} scale
- * @param {Quantity} quantity
- * @returns {ColourMarks}
- */
-function halves(scale, quantity) {
-  return [0, 0.5, 1].map((t) => [t, spell(quantity, scale.weight(t))]);
 }
 
 /**

@@ -32,24 +32,27 @@ export class MapView extends PageView {
     this.quantity = PLAIN;
     this.named = ""; // the layer and head that the words are about
     root.classList.add("map");
-    const side = element("aside", { class: "map-side", "aria-label": "Every head" });
-    const notes = element("aside", { class: "map-notes", "aria-label": "Details" });
+    const side = element("aside.map-side", { "aria-label": "Every head" });
+    const notes = element("aside.map-notes", { "aria-label": "Details" });
     this.title = element("h2", { id: "map-title" });
     this.proof = element("span");
-    this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
+    this.tip = element("p.tip", { "aria-hidden": "true", hidden: true });
     this.controls = makeControls(this);
-    const space = element("div", { class: "map-stage" });
-    const foot = element("div", { class: "map-foot" });
+    const space = element("div.map-stage");
+    const foot = element("div.map-foot");
     this.cut = headSwitch(app, "Cut this head");
     this.words = headSentence(app);
-    const heading = element("div", { class: "map-title" }, this.title, this.words.tags);
-    heading.append(this.proof, this.cut);
-    const caption = element("div", { class: "map-caption" }, this.words);
+    const save = exportMenu(app, {
+      name: () => `layer-${this.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
+      picture: () => mapFigure(app, this.large, (scene) => this.note(scene)),
+      table: () => mapRows(this.large),
+    });
     const [unfold, settings] = foldedSettings(this.controls.bar);
-    this.ends = element("div", { class: "push", role: "group", "aria-label": "View" });
-    this.ends.append(this.controls.whole, unfold);
-    heading.append(this.ends);
-    const main = element("div", { class: "map-main" }, heading, caption, settings, space, foot);
+    const ends = [this.controls.whole, unfold, save];
+    const end = element("div.push", { role: "group", "aria-label": "View" }, ...ends);
+    const heading = element("div.map-title", this.title, this.words.tags, this.proof, this.cut, end);
+    const caption = element("div.map-caption", this.words);
+    const main = element("div.map-main", heading, caption, settings, space, foot);
     root.append(side, main, notes);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen,
@@ -63,12 +66,6 @@ export class MapView extends PageView {
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     notes.append(help());
-    const save = exportMenu(app, {
-      name: () => `layer-${this.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
-      picture: () => mapFigure(app, this.large, (scene) => this.note(scene)),
-      table: () => mapRows(this.large),
-    });
-    this.ends.append(save);
   }
 
   /** @param {State} state */
@@ -169,7 +166,7 @@ export class MapView extends PageView {
     this.readout.showCell(scene.state, this.layer, scene.quantity, cell);
     const { camera, gutter, width } = scene;
     const side = camera.zoom * cell.size;
-    const [x, y] = camera.point(cell.col + cell.size, cell.row);
+    const [x, y] = camera.point([cell.col + cell.size, cell.row]);
     const outside = x < 0 || y < 0 || x > camera.width + side || y > camera.height;
     if (outside || (camera.zoom >= NUMBERS && cell.max >= 0)) return; // large cells have it written in them
     tip.textContent = this.tipOf(scene, cell);
@@ -237,9 +234,9 @@ function help() {
     ["+ − 0", "zoom, show all"],
     ["Enter", "zoom to the cell"],
   ];
-  const list = element("dl", { class: "facts spoken" }, ...termList(keys, { class: "mono" }));
-  const heading = element("h3", { text: "Mouse and keys" });
-  return element("div", { class: "notes-block", id: "map-help" }, heading, list);
+  const list = element("dl.facts.spoken", ...termList(keys, { class: "mono" }));
+  const heading = element("h3", "Mouse and keys");
+  return element("div.notes-block", { id: "map-help" }, heading, list);
 }
 
 const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
@@ -247,7 +244,6 @@ const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
 /** @param {MapView} view */
 function makeControls(view) {
   const { app } = view;
-  const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
   const ends = { head: "this head", view: "the view", one: "0 to 1" };
   /** @type {Record<typeof NAMES[number], Choice>} */
   const choices = {
@@ -260,12 +256,14 @@ function makeControls(view) {
   const button = (text, label, act) => makeButton(text, act, { "aria-label": label, title: label });
   const quantities = quantityControls(app, "map", () => view.large.plan());
   let pools = true; // whether cells are sums of weights
-  const zoom = element("div", { class: "options", role: "group", "aria-label": "Zoom" });
-  zoom.append(
+  const zoom = element(
+    "div.options",
+    { role: "group", "aria-label": "Zoom" },
     button("−", "Zoom out", () => view.large.zoomBy(1 / 1.6)),
     button("+", "Zoom in", () => view.large.zoomBy(1.6)),
   );
-  bar.append(...quantities.parts, ...Object.values(choices), zoom);
+  const parts = [...quantities.parts, ...Object.values(choices), zoom];
+  const bar = element("div.map-bar", { role: "toolbar", "aria-label": "Map settings" }, ...parts);
   const whole = button("Whole map", "Show the whole map", () => view.large.showWhole());
   return {
     bar,

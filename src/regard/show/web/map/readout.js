@@ -20,15 +20,14 @@ export class Readout {
    */
   constructor(root, app) {
     this.app = app;
-    this.number = element("p", { class: "big-number", id: "weight" });
-    this.where = element("dl", { class: "facts" });
-    this.note = element("p", { class: "small quiet" });
-    this.ranked = element("div", { class: "notes-block" });
-    this.about = element("div", { class: "notes-block" });
-    const live = element("div", { class: "notes-block", "aria-live": "polite" });
+    this.number = element("p.big-number", { id: "weight" });
+    this.where = element("dl.facts");
+    this.note = element("p.small.quiet");
+    this.ranked = element("div.notes-block");
+    this.about = element("div.notes-block");
     this.heading = element("h3");
-    live.append(this.heading, this.number, this.where, this.note);
-    root.append(live, this.ranked, this.about);
+    const parts = [this.heading, this.number, this.where, this.note];
+    root.append(element("div.notes-block", { "aria-live": "polite" }, ...parts), this.ranked, this.about);
     this.cellShown = "";
     this.rowAsked = "";
   }
@@ -77,22 +76,15 @@ export class Readout {
     if (key !== this.rowAsked) return;
     const token = (/** @type {Axis} */ axis, /** @type {number} */ index) =>
       labelAt(axisOf(app.meta, state.text, layer, axis), index, 18);
-    const list = element("ol", { class: "ranked" });
-    for (const col of strongestKeys(weights, RANKED)) {
-      const weight = element("span", { class: "weight", text: spell(quantity, weights[col]) });
+    const lines = strongestKeys(weights, RANKED).map((col) => {
+      const weight = element("span.weight", spell(quantity, weights[col]));
       const choose = () => app.set({ col: firstToken(layer, "keys", col) });
-      list.append(element("li", {}, tokenLine(col, token("keys", col), weight, choose)));
-    }
-    const own = element("span", { class: "token", text: token("queries", state.row) });
+      return element("li", tokenLine(col, token("keys", col), weight, choose));
+    });
+    const own = element("span.token", token("queries", state.row));
     ranked.replaceChildren(
-      element(
-        "h3",
-        {},
-        `Query ${state.row} `,
-        own,
-        ` ${areWeights(quantity) ? "attends to" : "with each key"}`,
-      ),
-      list,
+      element("h3", `Query ${state.row} `, own, ` ${areWeights(quantity) ? "attends to" : "with each key"}`),
+      element("ol.ranked", ...lines),
     );
   }
 
@@ -101,15 +93,15 @@ export class Readout {
    * @param {Layer} layer
    */
   showLayer(layer) {
-    const list = element("dl", { class: "facts" }, ...termList(layerFacts(layer)));
-    const heading = element("h3", { text: `Layer ${layer.key}` });
+    const list = element("dl.facts", ...termList(layerFacts(layer)));
+    const heading = element("h3", `Layer ${layer.key}`);
     this.about.replaceChildren(heading, ...certificate(layer.evidence), list);
     const { precision, rounding } = this.app.meta;
     const rounded = [
       ...(precision && !layer.live ? [precisionNote(precision)] : []),
       ...(rounding ? [roundingNote(rounding)] : []),
     ];
-    this.about.append(...rounded.map((text) => element("p", { class: "small quiet", text })));
+    this.about.append(...rounded.map((text) => element("p.small.quiet", text)));
   }
 }
 
@@ -125,7 +117,7 @@ function certificate(evidence) {
     ? `These are the weights that the model used: with its values they give its own attention output. ${axes}`
     : "These may not be the weights that the model used. ";
   const found = asSentence(evidence.text.replace(/^(not )?certified:? ?/, ""));
-  return [badge(evidence), element("p", { class: "small quiet proof", text: meaning + found })];
+  return [badge(evidence), element("p.small.quiet.proof", meaning + found)];
 }
 
 /**
@@ -160,8 +152,9 @@ export function cellFacts(cell, layer, named, quantity = PLAIN) {
       ["query", named("queries", row)],
       ["key", named("keys", col)],
     ];
-    const pooled = quantity.units !== "tokens" && !hidden;
-    return { number, weight, facts, note: hidden ? masked : pooled ? pooling(quantity.units) : "" };
+    const unit = UNIT[quantity.units];
+    const pooling = `Summed over the tokens of the key’s ${unit}, averaged over those of the query’s ${unit}.`;
+    return { number, weight, facts, note: hidden ? masked : quantity.units === "tokens" ? "" : pooling };
   }
   const range = (/** @type {number} */ first, /** @type {number} */ all) =>
     `${first}–${Math.min(first + size, all) - 1}`;
@@ -177,15 +170,6 @@ export function cellFacts(cell, layer, named, quantity = PLAIN) {
       ? masked
       : `${isWeight ? "Attention mass: the weights summed" : "Summed"} over these keys, averaged over these queries.`,
   };
-}
-
-/**
- * How the numbers of tokens become those of units.
- * @param {Quantity["units"]} units
- */
-function pooling(units) {
-  const unit = UNIT[units];
-  return `Summed over the tokens of the key’s ${unit}, averaged over those of the query’s ${unit}.`;
 }
 
 /**

@@ -52,7 +52,10 @@ export async function generate(model, prompt, options, { pause, tell, texts }) {
     const id = sampleToken(logits, options.temperature);
     const token = texts([...ids.slice(prompt.length), id].slice(-MOST_PIECES)).at(-1) ?? "";
     const counts = countStep(config, ids.length, fresh.length);
-    tell({ step: { token, token_id: id, ...counts, ...measured(seconds) } });
+    const unknown = { difference: null, same: null }; // until it is computed without the cache
+    tell({
+      step: { token, token_id: id, ...counts, seconds: { cached: seconds, recomputed: null }, ...unknown },
+    });
     ids.push(id);
     steps.push(logits);
     ended = config.eos_token_id.includes(id);
@@ -61,17 +64,10 @@ export async function generate(model, prompt, options, { pause, tell, texts }) {
     const before = ids.slice(0, prompt.length + step);
     const { logits, seconds } = await timedLogits(model, pause, before, new Cache(config, before.length));
     const same = sampleToken(logits, 0) === sampleToken(cached, 0);
-    tell({ again: { step, seconds, difference: furthest(cached, logits), same } });
+    const difference = cached.reduce((most, x, n) => Math.max(most, Math.abs(x - logits[n])), 0);
+    tell({ again: { step, seconds, difference, same } });
   }
   tell({ end: { why: ended ? "end" : limit === options.tokens ? "tokens" : "context" } });
-}
-
-/**
- * What is known of a step before it is computed without the cache.
- * @param {number} seconds
- */
-function measured(seconds) {
-  return { seconds: { cached: seconds, recomputed: null }, difference: null, same: null };
 }
 
 /**
@@ -113,12 +109,4 @@ function keysRead({ windows, num_kv_heads }, T, queries) {
 function cacheBytes({ windows, num_kv_heads, head_dim }, T) {
   const tokens = windows.map((window) => Math.min(T, window ?? T));
   return tokens.reduce((a, b) => a + b, 0) * num_kv_heads * head_dim * 2 * 4;
-}
-
-/**
- * @param {Float64Array} a
- * @param {Float64Array} b
- */
-function furthest(a, b) {
-  return a.reduce((most, x, n) => Math.max(most, Math.abs(x - b[n])), 0);
 }

@@ -30,8 +30,8 @@ export class LiveWeights extends SavedWeights {
     super(...file);
     if (!this.data.model) throw new Error("This file holds no model.");
     this.about = this.data.model;
-    /** @type {Promise<{ model: LanguageModel, tokenizer: Tokenizer }> | null} */
-    this.opened = null;
+    /** @type {ReturnType<LiveWeights["open"]> | undefined} */
+    this.opened = undefined;
     /** @type {Map<number, Reading>} */
     this.readings = new Map(); // by the text's number
     /** @type {Map<number, Promise<Reading>>} */
@@ -40,12 +40,16 @@ export class LiveWeights extends SavedWeights {
     this.attributed = new LRU(ATTRIBUTED);
   }
 
-  /** Opens the model, once; it reads the first text before anybody asks for its values. */
+  /** Opens the model; it reads the first text before anybody asks for its values. */
   async load() {
-    this.opened ??= this.open();
-    await this.opened;
+    await this.ready();
     if (this.about.ids[0]?.length) this.reading(0).catch(() => {}); // whoever asks is told
     return true;
+  }
+
+  /** The model and its tokenizer, opened once. */
+  ready() {
+    return (this.opened ??= this.open());
   }
 
   async open() {
@@ -58,18 +62,13 @@ export class LiveWeights extends SavedWeights {
     const named = /** @type {Record<string, Float32Array>} */ (/** @type {unknown} */ (arrays));
     for (const [name, steps] of Object.entries(named)) {
       const rounded = named[name.replace(/_step$/, "")];
-      if (rounded !== steps) multiplyRows(rounded, steps);
+      const width = rounded.length / steps.length;
+      if (rounded !== steps) rounded.forEach((x, i) => (rounded[i] = x * steps[Math.floor(i / width)]));
     }
     return {
       model: new LanguageModel(config, arrangeWeights(config, named)),
       tokenizer: new Tokenizer(tokenizer),
     };
-  }
-
-  /** @returns {Promise<{ model: LanguageModel, tokenizer: Tokenizer }>} */
-  async ready() {
-    await this.load();
-    return /** @type {any} */ (this.opened);
   }
 
   /**
@@ -244,10 +243,9 @@ export class LiveWeights extends SavedWeights {
    */
   describe(layer, number, text, reading) {
     const [block, mask, values] = ["layer", "mask", "values"].map((kind) => `${kind}-${text}-${layer.key}`);
-    const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
-    blocks.set(block, Promise.resolve(reading.maps(number)));
-    blocks.set(mask, Promise.resolve(reading.mask(number)));
-    blocks.set(values, Promise.resolve({ v: reading.values(number) }));
+    this.arrays.set(block, Promise.resolve(reading.maps(number)));
+    this.arrays.set(mask, Promise.resolve(reading.mask(number)));
+    this.arrays.set(values, Promise.resolve({ v: reading.values(number) }));
     const size = reading.ids.length;
     return {
       ...layer,
@@ -297,8 +295,7 @@ export class LiveWeights extends SavedWeights {
       );
       return logitFactors(reading.model.config, values, directions[number]);
     };
-    const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
-    once(blocks, name, async () => ({ factors: withoutCutHeads(await compute(), reading, number) }));
+    once(this.arrays, name, async () => ({ factors: withoutCutHeads(await compute(), reading, number) }));
     return name;
   }
 
@@ -410,16 +407,6 @@ export class LiveWeights extends SavedWeights {
     await generate(model, prompt, question, { pause, tell, texts: (ids) => tokenizer.texts(ids) });
     return true;
   }
-}
-
-/**
- * Multiplies each row of a matrix by its step.
- * @param {Float32Array} matrix
- * @param {Float32Array} steps
- */
-function multiplyRows(matrix, steps) {
-  const width = matrix.length / steps.length;
-  for (let i = 0; i < matrix.length; i++) matrix[i] *= steps[Math.floor(i / width)];
 }
 
 /**

@@ -30,7 +30,7 @@ export function areSame(a, b) {
  */
 export function followNotebook(app, kernel) {
   let told = selectionOf(app.state);
-  const banner = element("p", { class: "kernel-gone", role: "alert" });
+  const banner = element("p.kernel-gone", { role: "alert" });
   kernel.listen((message) => {
     if (message.kind === "select") {
       app.set(message.selection);

@@ -13,14 +13,14 @@ export class AttributionPanel {
   constructor(app) {
     this.app = app;
     this.title = element("h3");
-    this.about = element("p", { class: "small quiet" });
-    const words = ["heads", "MLP"].map((text) => element("span", { text }));
-    this.names = element("div", { class: "attribution-names small quiet", "aria-hidden": "true" }, ...words);
+    this.about = element("p.small.quiet");
+    const words = ["heads", "MLP"].map((text) => element("span", text));
+    this.names = element("div.attribution-names.small.quiet", { "aria-hidden": "true" }, ...words);
     this.table = headTable("What each head adds to the logit", (layer, head) => app.set({ layer, head }));
-    this.sum = element("dl", { class: "logit-sum" });
+    this.sum = element("dl.logit-sum");
     this.box = element(
-      "div",
-      { class: "notes-block attribution", hidden: true },
+      "div.notes-block.attribution",
+      { hidden: true },
       this.title,
       this.about,
       this.names,

@@ -162,7 +162,7 @@ function drawing(data, width, height) {
  * @param {(id: string) => void} [choose]
  */
 export function chart(height = 240, choose = () => {}) {
-  const box = element("div", { class: "chart" });
+  const box = element("div.chart");
   box.style.height = `${height}px`;
   /** @type {ChartData | null} */
   let data = null;

@@ -44,7 +44,7 @@ export class ChartPointer {
    */
   constructor(box, choose) {
     this.box = box;
-    this.tip = element("p", { class: "chart-tip", hidden: true });
+    this.tip = element("p.chart-tip", { hidden: true });
     /** @type {ChartCurve[]} */
     this.curves = [];
     this.id = ""; // of the curve that is brought out

@@ -147,15 +147,9 @@ export function makeScale({ scale, top, bottom, signed = false }) {
   const along = log
     ? (weight) => (weight <= bottom ? 0 : Math.min(1, Math.log(weight / bottom) / span))
     : (weight) => Math.min(1, weight / top);
-  /** @type {ColourScale["weight"]} */
-  const back = log ? (t) => bottom * Math.exp(t * span) : (t) => t * top;
-  const ends = { scale, top, bottom: log ? bottom : 0, signed };
-  if (!signed) return { ...ends, at: along, weight: back };
-  return {
-    ...ends,
-    at: (weight) => (1 + Math.sign(weight) * along(Math.abs(weight))) / 2,
-    weight: (t) => (t === 0.5 ? 0 : Math.sign(t - 0.5) * back(Math.abs(2 * t - 1))),
-  };
+  /** @type {ColourScale["at"]} */
+  const inBoth = (weight) => (1 + Math.sign(weight) * along(Math.abs(weight))) / 2;
+  return { scale, top, bottom: log ? bottom : 0, signed, at: signed ? inBoth : along };
 }
 
 /**

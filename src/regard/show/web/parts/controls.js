@@ -9,18 +9,24 @@ import { contextOf, element, makeButton, term } from "./dom.js";
 import { theme } from "./theme.js";
 
 /**
+ * A control with its label, which explains it.
+ * @param {"label.field" | "label.slider"} selector
+ * @param {string} label
+ * @param {HTMLElement[]} parts
+ */
+function labelled(selector, label, ...parts) {
+  const words = CONTROL_WORDS[label];
+  return element(selector, { title: words }, element("span.quiet.small", term(label, words)), ...parts);
+}
+
+/**
  * A labelled select; `fill(values, value, say)` offers values as `say` writes them, or pairs of a value and its text.
  * @param {string} label
  * @param {(value: string) => void} choose
  */
 export function select(label, choose) {
   const box = element("select", { "aria-label": label });
-  const whole = element(
-    "label",
-    { class: "field", title: CONTROL_WORDS[label] },
-    element("span", { class: "quiet small" }, term(label, CONTROL_WORDS[label])),
-    box,
-  );
+  const whole = labelled("label.field", label, box);
   let shown = "";
   /**
    * @param {(string | number | string[])[]} values
@@ -31,7 +37,7 @@ export function select(label, choose) {
     const options = values.map((one) => (Array.isArray(one) ? one : [String(one), say(one)]));
     const now = JSON.stringify(options);
     if (now !== shown)
-      box.replaceChildren(...options.map(([v, text]) => element("option", { value: v, text })));
+      box.replaceChildren(...options.map(([v, text]) => element("option", { value: v }, text)));
     shown = now;
     box.value = String(value);
   };
@@ -59,7 +65,7 @@ export function fillLayers(choice, layers, key) {
 export function headPicker(app) {
   const layer = select("Layer", (key) => app.set({ layer: key }));
   const head = select("Head", (value) => app.set({ head: Number(value) }));
-  const box = element("div", { class: "fields" }, layer, head);
+  const box = element("div.fields", layer, head);
   const show = ({ heads = true, layers = true } = {}) => {
     const { state } = app;
     const about = layerOf(app.meta, state.text, state.layer);
@@ -78,7 +84,7 @@ export function headPicker(app) {
  */
 export function barWithEnds(canvas) {
   const [low, high] = [element("span"), element("span")];
-  const box = element("span", { class: "ramp small quiet" }, low, canvas, high);
+  const box = element("span.ramp.small.quiet", low, canvas, high);
   const show = (/** @type {string} */ least, /** @type {string} */ most) => {
     low.textContent = least;
     high.textContent = most;
@@ -86,21 +92,25 @@ export function barWithEnds(canvas) {
   return Object.assign(box, { show });
 }
 
+/**
+ * Paints the ramp on a canvas that is 256 pixels wide.
+ * @param {HTMLCanvasElement} canvas
+ * @param {boolean} signed
+ */
+export function paintRamp(canvas, signed) {
+  const context = contextOf(canvas);
+  const image = context.createImageData(256, 1);
+  new Uint32Array(image.data.buffer).set(ramp(theme(), signed).pixels);
+  context.putImageData(image, 0, 0);
+}
+
 /** The ramp as a strip, with what stands at its two ends. */
 export function rampBar() {
   const canvas = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
   const bar = barWithEnds(canvas);
   const { show: showEnds } = bar;
-  /**
-   * @param {string} least
-   * @param {string} most
-   * @param {boolean} [signed]
-   */
-  const show = (least, most, signed = false) => {
-    const context = contextOf(canvas);
-    const image = context.createImageData(256, 1);
-    new Uint32Array(image.data.buffer).set(ramp(theme(), signed).pixels);
-    context.putImageData(image, 0, 0);
+  const show = (/** @type {string} */ least, /** @type {string} */ most, signed = false) => {
+    paintRamp(canvas, signed);
     showEnds(least, most);
   };
   return Object.assign(bar, { show });
@@ -114,14 +124,8 @@ export function rampBar() {
  */
 export function slider(label, choose, say = String) {
   const input = element("input", { type: "range", min: 0, step: 1, "aria-label": label });
-  const value = element("output", { class: "mono" });
-  const box = element(
-    "label",
-    { class: "slider", title: CONTROL_WORDS[label] },
-    element("span", { class: "quiet small" }, term(label, CONTROL_WORDS[label])),
-    input,
-    value,
-  );
+  const value = element("output.mono");
+  const box = labelled("label.slider", label, input, value);
   /** @type {number[]} */
   let values = [];
   const spell = () => {
@@ -147,7 +151,7 @@ export function slider(label, choose, say = String) {
  * @param {string} text
  */
 export function empty(text) {
-  return element("p", { class: "empty", text });
+  return element("p.empty", text);
 }
 
 /**
@@ -173,7 +177,7 @@ let made = 0;
  */
 export function foldedSettings(...parts) {
   const id = `fold-${++made}`;
-  const box = element("div", { class: "fold", id, hidden: true }, ...parts);
+  const box = element("div.fold", { id, hidden: true }, ...parts);
   const open = () => {
     box.hidden = !box.hidden;
     button.setAttribute("aria-expanded", String(!box.hidden));

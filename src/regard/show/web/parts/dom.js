@@ -1,6 +1,7 @@
 // @ts-check
 // Small helpers to make elements. Text only ever goes in as text: nothing here reads HTML.
 
+import { known } from "../data/arrays.js";
 import { choiceWords } from "./control_words.js";
 
 /**
@@ -10,24 +11,38 @@ import { choiceWords } from "./control_words.js";
 export const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 /** @typedef {Record<string, string | number | boolean | null | undefined>} Attributes */
+/** @typedef {Node | string | number | null | undefined} Child nothing is made of null and undefined */
 
 /**
- * An element with attributes, `text`, and children.
+ * An element with its classes, as in "p.small.quiet". An object among its parts holds attributes, and properties for
+ * its style whose names begin with "--"; all other parts are children.
  * @template {keyof HTMLElementTagNameMap} K
- * @param {K} name
- * @param {Attributes} [attributes]
- * @param {(Node | string)[]} children
+ * @param {K | `${K}.${string}`} selector
+ * @param {(Attributes | Child)[]} parts
  * @returns {HTMLElementTagNameMap[K]}
  */
-export function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "text") made.textContent = String(value ?? "");
-    else if (value === true) made.setAttribute(key, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, String(value));
+export function element(selector, ...parts) {
+  const [name, ...classes] = selector.split(".");
+  const made = /** @type {HTMLElementTagNameMap[K]} */ (document.createElement(name));
+  if (classes.length) made.className = classes.join(" ");
+  for (const part of parts) {
+    if (part instanceof Node) made.append(part);
+    else if (typeof part === "object" && part) setAttributes(made, part);
+    else if (known(part)) made.append(String(part));
   }
-  made.append(...children);
   return made;
+}
+
+/**
+ * @param {HTMLElement} made
+ * @param {Attributes} attributes true is one without a value; false, null and undefined are left out
+ */
+function setAttributes(made, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (!known(value) || value === false) continue;
+    if (name.startsWith("--")) made.style.setProperty(name, String(value));
+    else made.setAttribute(name, value === true ? "" : String(value));
+  }
 }
 
 /**
@@ -36,10 +51,20 @@ export function element(name, attributes = {}, ...children) {
  * @param {Attributes} [attributes] of the terms
  */
 export function termList(terms, attributes = {}) {
-  return terms.flatMap(([text, about]) => [
-    element("dt", { ...attributes, text }),
-    element("dd", { text: about }),
-  ]);
+  return terms.flatMap(([text, about]) => [element("dt", attributes, text), element("dd", about)]);
+}
+
+/**
+ * The parts of a table: what its columns are called, and lines that begin with what they are called.
+ * @param {string[]} columns
+ * @param {string[][]} lines
+ */
+export function tableRows(columns, lines) {
+  const names = columns.map((text) => element("th", { scope: "col" }, text));
+  const rows = lines.map(([name, ...cells]) =>
+    element("tr", element("th", { scope: "row" }, name), ...cells.map((text) => element("td", text))),
+  );
+  return [element("thead", element("tr", ...names)), element("tbody", ...rows)];
 }
 
 /**
@@ -47,10 +72,10 @@ export function termList(terms, attributes = {}) {
  * @param {string} text
  * @param {() => void} act
  * @param {Attributes} [attributes]
- * @param {(Node | string)[]} children after the text
+ * @param {Child[]} children after the text
  */
 export function makeButton(text, act, attributes = {}, ...children) {
-  const made = element("button", { class: "button", type: "button", text, ...attributes }, ...children);
+  const made = element("button", { class: "button", type: "button", ...attributes }, text, ...children);
   made.addEventListener("click", act);
   return made;
 }
@@ -64,8 +89,7 @@ export function makeButton(text, act, attributes = {}, ...children) {
  * @param {Attributes} [attributes]
  */
 export function tokenLine(place, token, weight, act, attributes = {}) {
-  const parts = [element("span", { class: "place", text: place }), " "];
-  parts.push(element("span", { class: "token", text: token }), " ", weight);
+  const parts = [element("span.place", place), " ", element("span.token", token), " ", weight];
   return makeButton("", act, { class: null, ...attributes }, ...parts);
 }
 
@@ -73,16 +97,12 @@ export function tokenLine(place, token, weight, act, attributes = {}) {
  * A switch, which whoever made it turns by its `aria-checked`.
  * @param {string} words beside it
  * @param {() => void} act
+ * @param {Attributes} [attributes]
  */
-export function makeSwitch(words, act) {
-  const track = element("span", { class: "switch-track", "aria-hidden": "true" });
-  return makeButton(
-    "",
-    act,
-    { class: "plain switch", role: "switch", "aria-checked": "false" },
-    track,
-    words,
-  );
+export function makeSwitch(words, act, attributes = {}) {
+  const track = element("span.switch-track", { "aria-hidden": "true" });
+  const own = { class: "plain switch", role: "switch", "aria-checked": "false" };
+  return makeButton("", act, { ...own, ...attributes }, track, words);
 }
 
 /**
@@ -103,8 +123,8 @@ export function svgElement(name, attributes, text = "") {
  * @param {string} [hint]
  */
 export function term(label, hint) {
-  if (!hint) return element("span", { text: label });
-  const made = element("span", { class: "term", text: label, title: hint }); // a <label> would label a button
+  if (!hint) return element("span", label);
+  const made = element("span.term", { title: hint }, label); // a <label> would label a button
   made.addEventListener("click", (event) => {
     event.preventDefault();
     dispatchEvent(new CustomEvent("regard-term", { detail: { label, hint } }));
@@ -125,13 +145,13 @@ export function term(label, hint) {
  */
 export function choice(legend, name, options, choose) {
   const words = choiceWords(name);
-  const title = element("legend", {}, term(legend, words));
-  const box = element("fieldset", { class: "choice", title: words }, title);
-  const row = element("div", { class: "options" });
+  const title = element("legend", term(legend, words));
+  const box = element("fieldset.choice", { title: words }, title);
+  const row = element("div.options");
   const inputs = Object.entries(options).map(([value, label]) => {
     const input = element("input", { type: "radio", name, value });
     input.addEventListener("change", () => choose(value));
-    row.append(element("label", {}, input, element("span", { class: "option", text: label })));
+    row.append(element("label", input, element("span.option", label)));
     return input;
   });
   box.append(row);
@@ -184,23 +204,18 @@ export function contextOf(canvas) {
   return context;
 }
 
-/** @param {{ certified: boolean, unplaced?: string | null }} evidence */
-function badgeWords({ certified, unplaced }) {
-  if (!certified) return "Not certified";
-  return unplaced ? "No tokens" : "Certified";
-}
-
 /**
  * A certificate's badge: what was found of a layer, in a word, with the whole sentence as its title.
  * @param {{ certified: boolean, text: string, unplaced?: string | null }} evidence
+ * @param {string} [words]
  */
-export function badge(evidence, words = badgeWords(evidence)) {
-  const good = evidence.certified && !evidence.unplaced;
-  return element("span", {
-    class: `badge ${good ? "good" : "bad"}`,
-    text: words,
-    title: evidence.text,
-  });
+export function badge({ certified, text, unplaced }, words) {
+  const [kind, word] = !certified
+    ? ["bad", "Not certified"]
+    : unplaced
+      ? ["bad", "No tokens"]
+      : ["good", "Certified"];
+  return element("span", { class: `badge ${kind}`, title: text }, words ?? word);
 }
 
 /**

@@ -15,16 +15,7 @@ let dialog = null;
  */
 export function openGlossary(label = "", hint = GLOSSARY[label] ?? "") {
   dialog ??= makeDialog();
-  const own = label
-    ? [
-        element(
-          "section",
-          { class: "glossary-own" },
-          element("h3", { text: label }),
-          element("p", { text: hint }),
-        ),
-      ]
-    : [];
+  const own = label ? [element("section.glossary-own", element("h3", label), element("p", hint))] : [];
   dialog.querySelector(".glossary-body")?.replaceChildren(
     ...own,
     ...startHere(),
@@ -40,9 +31,9 @@ export function openGlossary(label = "", hint = GLOSSARY[label] ?? "") {
 
 function makeDialog() {
   const close = makeButton("Close", () => made.close());
-  const head = element("div", { class: "glossary-head" }, element("h2", { text: "Glossary" }), close);
-  const body = element("div", { class: "glossary-body" });
-  const made = element("dialog", { class: "glossary", "aria-label": "Glossary" }, head, body);
+  const head = element("div.glossary-head", element("h2", "Glossary"), close);
+  const body = element("div.glossary-body");
+  const made = element("dialog.glossary", { "aria-label": "Glossary" }, head, body);
   made.addEventListener("click", (event) => event.target === made && made.close()); // beside it
   document.body.append(made);
   return made;
@@ -57,7 +48,7 @@ function startHere() {
     dialog?.close();
     walk();
   });
-  return [element("h3", { text: "Start here" }), element("p", { text }), show];
+  return [element("h3", "Start here"), element("p", text), show];
 }
 
 /**
@@ -65,5 +56,5 @@ function startHere() {
  * @param {[string, string][]} words
  */
 function wordList(title, words) {
-  return [element("h3", { text: title }), element("dl", { class: "glossary-words" }, ...termList(words))];
+  return [element("h3", title), element("dl.glossary-words", ...termList(words))];
 }

@@ -33,7 +33,7 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
  * @param {{ numbered?: boolean }} [options] whether the numbers of the heads stand over the table
  */
 export function headTable(label, choose, { numbered = false } = {}) {
-  const table = element("div", { class: "heat", role: "grid", "aria-label": label });
+  const table = element("div.heat", { role: "grid", "aria-label": label });
   let shape = "";
   /** @type {HeadTableLayer[]} */
   let shown = [];
@@ -91,10 +91,9 @@ function build(table, layers, choose) {
     }),
   );
   const rows = layers.map(({ key }, y) => {
-    const title = { class: "heat-label", role: "rowheader", text: key, title: `Layer ${key}` };
+    const label = element("span.heat-label", { role: "rowheader", title: `Layer ${key}` }, key);
     const buttons = cells[y].map(({ button }) => button);
-    const row = { class: "heat-row", role: "row", "aria-label": `Layer ${key}` };
-    return element("div", row, element("span", title), ...buttons);
+    return element("div.heat-row", { role: "row", "aria-label": `Layer ${key}` }, label, ...buttons);
   });
   table.replaceChildren(...rows);
   return cells;
@@ -106,9 +105,9 @@ function build(table, layers, choose) {
  */
 function headNumbers(layers) {
   const { heads } = layers.reduce((most, layer) => (layer.heads.length > most.heads.length ? layer : most));
-  const numbers = heads.map((head) => element("span", { role: "columnheader", text: head }));
-  const corner = element("span", { class: "heat-label", text: "layer", role: "presentation" });
-  return element("div", { class: "heat-row heat-numbers", role: "row" }, corner, ...numbers);
+  const numbers = heads.map((head) => element("span", { role: "columnheader" }, head));
+  const corner = element("span.heat-label", { role: "presentation" }, "layer");
+  return element("div.heat-row.heat-numbers", { role: "row" }, corner, ...numbers);
 }
 
 /**
@@ -155,12 +154,7 @@ function showBeside(table, layers, { top, say, brief, signed = false }, { name, 
     const own = value(y);
     if (own === null) return;
     const title = `Layer ${layers[y].key}, ${name}: ${say(own)}`;
-    const cell = element("span", {
-      class: "heat-cell heat-beside",
-      role: "gridcell",
-      title,
-      text: brief(own),
-    });
+    const cell = element("span.heat-cell.heat-beside", { role: "gridcell", title }, brief(own));
     colour(cell, own, top, signed);
     row.append(cell);
   });

@@ -40,10 +40,10 @@ export function labelTags(row) {
   const labels = labelsOf(row);
   if (!labels.length) {
     const title = row.untested ? UNTESTED : NONE;
-    return [element("span", { class: "tag none", text: labelWords(row), title })];
+    return [element("span.tag.none", { title }, labelWords(row))];
   }
   const titles = titlesOf(row);
-  return labels.map((name, i) => element("span", { class: "tag", text: titles[i], title: scoreAbout(name) }));
+  return labels.map((name, i) => element("span.tag", { title: scoreAbout(name) }, titles[i]));
 }
 
 /**
@@ -51,9 +51,9 @@ export function labelTags(row) {
  * @param {App} app
  */
 export function headSentence(app) {
-  const tags = element("span", { class: "tags" });
-  const sentence = element("p", { class: "head-sentence" });
-  const box = element("div", { class: "head-words", "aria-live": "polite" }, tags, sentence);
+  const tags = element("span.tags");
+  const sentence = element("p.head-sentence");
+  const box = element("div.head-words", { "aria-live": "polite" }, tags, sentence);
   let shown = "";
   const fill = latest(async (fresh) => {
     const { text, layer, head } = app.state;

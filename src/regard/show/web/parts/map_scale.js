@@ -90,31 +90,23 @@ export function thumbScale(picture, { rows, cols }, { kind = "linear", whole = f
 }
 
 /**
- * Paints the picture of one head of a layer onto a canvas.
+ * Paints the picture of one head of a layer onto a canvas of its size.
  * @param {HTMLCanvasElement} canvas
  * @param {Thumbs} thumbs of the layer
  * @param {Layer} layer
  * @param {number} head
+ * @param {Parameters<typeof thumbScale>[2]} [colours]
  */
-export function paintHead(canvas, { pictures }, layer, head) {
+export function paintHead(canvas, { pictures }, layer, head, colours) {
   const size = settings.thumb ** 2;
   const at = layer.heads.indexOf(head);
   const bytes = pictures.subarray(at * size, (at + 1) * size);
-  paintThumb(canvas, bytes, thumbScale(bytes, layer));
-}
-
-/**
- * Paints a picture onto a canvas of its size.
- * @param {HTMLCanvasElement} canvas
- * @param {Uint8Array} bytes
- * @param {ColourScale} scale
- */
-export function paintThumb(canvas, bytes, scale) {
+  const scale = thumbScale(bytes, layer, colours);
   const { pixels } = ramp(theme(), scale.signed);
-  const colours = Uint32Array.from(MASSES, (value) => pixels[Math.round(255 * scale.at(value))]);
+  const shades = Uint32Array.from(MASSES, (value) => pixels[Math.round(255 * scale.at(value))]);
   const context = contextOf(canvas);
   const image = context.createImageData(settings.thumb, settings.thumb);
   const out = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? colours[bytes[i]] : 0;
+  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? shades[bytes[i]] : 0;
   context.putImageData(image, 0, 0);
 }

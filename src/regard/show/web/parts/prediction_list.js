@@ -13,44 +13,35 @@ const BYTES = /<0x[0-9A-F]{2}>/; // a piece of a character that stands alone
  * @param {string} label
  */
 export function predictionList({ likeliest, next }, label) {
-  const list = element("ol", { class: "likeliest", "aria-label": label });
-  likeliest.forEach(({ token: word, probability }, n) => {
+  const items = likeliest.map(({ token: word, probability }, n) => {
     const follows = next?.rank === n + 1 && (next.token === word || BYTES.test(word));
     const token = follows && next?.token ? next.token : word;
-    const item = element(
+    return element(
       "li",
-      { class: follows ? "follows" : "", title: visible(token.slice(0, 200)) },
-      element("span", { class: "token", text: short(token, 14) }),
-      element("span", { class: "weight", text: percent(probability) }),
+      { class: follows ? "follows" : "", title: visible(token.slice(0, 200)), "--share": probability },
+      element("span.token", short(token, 14)),
+      element("span.weight", percent(probability)),
+      follows ? element("span.unseen-words", "follows in the text") : null,
     );
-    item.style.setProperty("--share", String(probability));
-    if (follows) item.append(element("span", { class: "unseen-words", text: "follows in the text" }));
-    list.append(item);
   });
-  return list;
+  return element("ol.likeliest", { "aria-label": label }, ...items);
 }
 
 /**
- * What the text has next, and what the model gave it: "In the text follows “cat”: 4.2%, rank 6, loss 3.17".
+ * What the text has next, and what the model gave it: "In the text follows “cat”: 4.2%, rank 6, loss 3.17"; of an edited
+ * run also what it gave before: "In the text follows “cat”: 4.2% (rank 6) → 0.3% (rank 41)".
  * @param {Prediction} prediction
+ * @param {Prediction} [before] of the model's own run
  */
-export function nextSentence({ next }) {
-  if (!next) return "Nothing follows in the text.";
+export function nextSentence({ next }, before) {
+  const earlier = before?.next;
+  if (!next || earlier === null) return "Nothing follows in the text.";
   const token = next.token === null ? "a token" : `“${isolated(short(next.token, 24))}”`;
-  const place = next.rank === 1 ? "the likeliest" : `rank ${count(next.rank)}`;
-  return `In the text follows ${token}: ${percent(next.probability)}, ${place}, loss ${number(next.loss, 2)}.`;
-}
-
-/**
- * The same of two runs: "In the text follows “cat”: 4.2% (rank 6) → 0.3% (rank 41)".
- * @param {Prediction} before
- * @param {Prediction} after
- */
-export function nextChange({ next: a }, { next: b }) {
-  if (!a || !b) return "Nothing follows in the text.";
-  const token = a.token === null ? "a token" : `“${isolated(short(a.token, 24))}”`;
-  const [from, to] = [a, b].map(({ probability, rank }) => `${percent(probability)} (rank ${count(rank)})`);
-  return `In the text follows ${token}: ${from} → ${to}.`;
+  const [share, rank] = [percent(next.probability), `rank ${count(next.rank)}`];
+  const found = earlier
+    ? `${percent(earlier.probability)} (rank ${count(earlier.rank)}) → ${share} (${rank})`
+    : `${share}, ${next.rank === 1 ? "the likeliest" : rank}, loss ${number(next.loss, 2)}`;
+  return `In the text follows ${token}: ${found}.`;
 }
 
 /**
@@ -62,18 +53,18 @@ export function nextChange({ next: a }, { next: b }) {
  */
 export async function likelyTokens(app, text, position) {
   const own = app.meta.texts[text].edited?.text ?? null;
-  const lists = element("div", { class: "likely-lists" });
   const after = await app.source.prediction(text, position);
   if (own === null) {
-    lists.append(predictionList(after, "Likeliest next tokens"));
+    const lists = element("div.likely-lists", predictionList(after, "Likeliest next tokens"));
     return { lists, sentence: nextSentence(after) };
   }
   const before = await app.source.prediction(own, position);
-  lists.append(
+  const lists = element(
+    "div.likely-lists",
     titled("The model’s own run", predictionList(before, "Likeliest next tokens of the model’s own run")),
     titled("Edited run", predictionList(after, "Likeliest next tokens of the edited run"), "edited"),
   );
-  return { lists, sentence: nextChange(before, after) };
+  return { lists, sentence: nextSentence(after, before) };
 }
 
 /**
@@ -81,5 +72,5 @@ export async function likelyTokens(app, text, position) {
  * @param {HTMLElement} list
  */
 function titled(title, list, kind = "") {
-  return element("div", { class: `likely ${kind}` }, element("h4", { text: title }), list);
+  return element("div", { class: `likely ${kind}` }, element("h4", title), list);
 }

@@ -23,7 +23,7 @@ export function timeLeft(seconds, share) {
 export class ProgressPanel {
   /** @param {string} kind a class for how it is placed */
   constructor(kind) {
-    this.words = element("p", { class: "progress-words" });
+    this.words = element("p.progress-words");
     this.bar = element("progress", { max: "1" });
     this.button = makeButton("Cancel", () => this.cancel(), { hidden: true });
     this.box = element("div", { class: `progress-panel ${kind}` }, this.words, this.bar, this.button);

@@ -39,8 +39,8 @@ export function makeTheme(button) {
     const name = chosen === "system" ? surroundings : chosen;
     if (name) document.documentElement.dataset.theme = name;
     else delete document.documentElement.dataset.theme;
-    const sign = element("span", { class: "theme-sign", text: SIGNS[chosen], "aria-hidden": "true" });
-    button.replaceChildren(sign, element("span", { class: "theme-name", text: ` ${NAMES[chosen]}` }));
+    const sign = element("span.theme-sign", { "aria-hidden": "true" }, SIGNS[chosen]);
+    button.replaceChildren(sign, element("span.theme-name", ` ${NAMES[chosen]}`));
     const follows = chosen === "system" ? `, which is ${theme()} now` : "";
     button.title = `Theme: ${chosen}${follows}. Click for ${next(chosen)}.`;
     button.setAttribute("aria-label", `Theme: ${chosen}`);

@@ -32,9 +32,9 @@ export function walk() {
     tab.click();
     const last = n + 1 === tabs.length;
     const next = makeButton(last ? "Done" : "Next", () => go(n + 1), { class: "button strong" });
-    const words = element("p", { text: `${n + 1} of ${tabs.length}. ${say}` });
+    const words = element("p", `${n + 1} of ${tabs.length}. ${say}`);
     const leave = last ? [] : [makeButton("Leave", () => line?.remove(), { class: "plain" })];
-    line = element("aside", { class: "walk", "aria-label": "Things to see" }, words, ...leave, next);
+    line = element("aside.walk", { "aria-label": "Things to see" }, words, ...leave, next);
     document.body.append(line);
     next.focus();
   };

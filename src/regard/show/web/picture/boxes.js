@@ -10,41 +10,29 @@ const RING = /^(rgba?\([^)]*\)|color\([^)]*\)) 0px 0px 0px ([\d.]+)px(?:,|$)/;
 const HATCH = /^repeating-linear-gradient\(135deg, (rgba?\([^)]*\)|color\([^)]*\))/;
 
 /**
- * A colour as text, less opaque.
- * @param {Colour} colour
- * @param {number} opacity
- */
-export function written([red, green, blue, alpha], opacity) {
-  return `rgba(${red}, ${green}, ${blue}, ${alpha * opacity})`;
-}
-
-/**
  * Draws the grounds and borders of an element, in each of its boxes: those that wrap over lines have several.
  * @param {DrawnPart} drawn
  * @param {Element} element
  */
 export function drawBoxes(drawn, element) {
-  const { context, style, opacity } = drawn;
-  const ground = parseColour(style.backgroundColor);
+  const { context, style } = drawn;
+  const isFilled = parseColour(style.backgroundColor)[3] > 0;
   const bordered = SIDES.some((side) => borderOf(style, side).width > 0);
   const outlined = style.outlineStyle === "solid" && !element.matches(":focus-visible");
   const ring = RING.exec(style.boxShadow);
   const hatch = HATCH.exec(style.backgroundImage);
-  if (!ground[3] && !bordered && !outlined && !ring && !hatch) return;
+  if (!isFilled && !bordered && !outlined && !ring && !hatch) return;
   const radius = Math.min(12, parseFloat(style.borderTopLeftRadius) || 0);
   for (const box of element.getClientRects()) {
     if (!box.width || !box.height) continue;
-    if (ground[3]) context.addRectangle(box, radius, written(ground, opacity));
-    if (hatch) drawHatched(context, box, written(parseColour(hatch[1]), opacity));
-    if (ring) {
-      const width = parseFloat(ring[2]);
-      outlineBox(context, box, width / 2, 3, written(parseColour(ring[1]), opacity), width);
-    }
+    if (isFilled) context.addRectangle(box, radius, style.backgroundColor);
+    if (hatch) drawHatched(context, box, hatch[1]);
+    if (ring) outlineBox(context, box, parseFloat(ring[2]) / 2, 3, ring[1], parseFloat(ring[2]));
     if (bordered) drawBorders(drawn, box, radius);
     if (outlined) {
       const width = parseFloat(style.outlineWidth);
       const off = (parseFloat(style.outlineOffset) || 0) + width / 2;
-      outlineBox(context, box, off, 0, written(parseColour(style.outlineColor), opacity), width);
+      outlineBox(context, box, off, 0, style.outlineColor, width);
     }
   }
 }
@@ -55,8 +43,8 @@ export function drawBoxes(drawn, element) {
  */
 function borderOf(style, side) {
   const kind = style[`border${side}Style`];
-  const colour = parseColour(style[`border${side}Color`]);
-  const seen = kind !== "none" && kind !== "hidden" && colour[3] > 0;
+  const colour = style[`border${side}Color`];
+  const seen = kind !== "none" && kind !== "hidden" && parseColour(colour)[3] > 0;
   return { width: seen ? parseFloat(style[`border${side}Width`]) : 0, colour, kind };
 }
 
@@ -65,14 +53,12 @@ function borderOf(style, side) {
  * @param {DOMRect} box
  * @param {number} radius
  */
-function drawBorders({ context, style, opacity }, box, radius) {
+function drawBorders({ context, style }, box, radius) {
   const borders = SIDES.map((side) => borderOf(style, side));
   const [first] = borders;
-  const alike = borders.every(
-    ({ width, colour }) => width === first.width && String(colour) === String(first.colour),
-  );
+  const alike = borders.every(({ width, colour }) => width === first.width && colour === first.colour);
   if (alike) {
-    outlineBox(context, box, -first.width / 2, radius, written(first.colour, opacity), first.width);
+    outlineBox(context, box, -first.width / 2, radius, first.colour, first.width);
     return;
   }
   /** @type {[number, number, number, number][]} */
@@ -84,7 +70,7 @@ function drawBorders({ context, style, opacity }, box, radius) {
   ];
   borders.forEach(({ width, colour }, n) => {
     if (!width) return;
-    context.fillStyle = written(colour, opacity);
+    context.fillStyle = colour;
     context.fillRect(...places[n]);
   });
 }
@@ -122,13 +108,15 @@ function drawHatched(context, box, colour) {
  * @param {Element} element
  * @param {"::before" | "::after"} which
  */
-export function drawPseudo({ context, opacity }, element, which) {
+export function drawPseudo({ context }, element, which) {
   const style = getComputedStyle(element, which);
   if (style.content === "none" || style.content === "normal" || style.position !== "absolute") return;
-  const ground = parseColour(style.backgroundColor);
   const [left, top, width, height] = [style.left, style.top, style.width, style.height].map(parseFloat);
-  if (!ground[3] || ![left, top, width, height].every(Number.isFinite)) return;
+  if (![left, top, width, height].every(Number.isFinite)) return;
   const box = element.getBoundingClientRect();
-  context.fillStyle = written(ground, opacity * Number(style.opacity));
+  context.save();
+  context.globalAlpha *= Number(style.opacity);
+  context.fillStyle = style.backgroundColor;
   context.fillRect(box.left + left, box.top + top, width, height);
+  context.restore();
 }

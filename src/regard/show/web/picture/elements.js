@@ -2,8 +2,7 @@
 // A part of the page as drawing commands: what the browser has laid out, box by box and word by word. Controls are
 // left out: what is marked with data-off-paper, and whatever takes input; of a choice, what is chosen is written.
 
-import { drawBoxes, drawPseudo, written } from "./boxes.js";
-import { parseColour } from "./colour.js";
+import { drawBoxes, drawPseudo } from "./boxes.js";
 import { drawings } from "./canvas_drawings.js";
 import { drawLetters } from "./letters.js";
 import { lightImage } from "./paper.js";
@@ -18,36 +17,46 @@ const LEFT_OUT =
  * @param {SvgDrawing} context
  * @param {Element} element
  * @param {Rectangle | null} [part]
- * @param {number} [opacity]
  */
-export function drawElement(context, element, part = null, opacity = 1) {
+export function drawElement(context, element, part = null) {
   if (element.matches(LEFT_OUT)) return;
   if (element instanceof HTMLDetailsElement && !element.open) return;
   const style = getComputedStyle(element);
   const box = element.getBoundingClientRect();
-  if (style.display === "none" || style.visibility === "hidden" || (part && isOutside(box, part))) return;
+  const unseen = style.display === "none" || style.visibility === "hidden" || !Number(style.opacity);
+  if (unseen || (part && (box.bottom <= part.top || box.top >= part.bottom))) return;
   if (box.width <= 1 && box.height <= 1 && style.overflow === "hidden") return; // for screen readers alone
-  const cover = opacity * Number(style.opacity);
-  if (!cover) return;
-  const drawn = { context, style, opacity: cover };
-  if (element instanceof SVGElement) return drawSvg(drawn, element, part);
+  context.save();
+  context.globalAlpha *= Number(style.opacity);
+  drawSeen({ context, style }, element, box, part);
+  context.restore();
+}
+
+/**
+ * @param {DrawnPart} drawn
+ * @param {Element} element
+ * @param {DOMRect} box
+ * @param {Rectangle | null} part
+ */
+function drawSeen(drawn, element, box, part) {
+  const { context, style } = drawn;
+  if (element instanceof SVGGeometryElement) return drawShape(drawn, element);
+  if (element instanceof SVGTextElement) return drawShapeText(drawn, element);
   if (element instanceof HTMLSelectElement) return drawChoice(drawn, element, box);
-  drawBoxes(drawn, element);
+  const isDrawing = element instanceof SVGElement; // its parts have no boxes
+  if (!isDrawing) drawBoxes(drawn, element);
   if (element instanceof HTMLCanvasElement) return drawCanvas(drawn, element, box);
-  const clips = style.overflowX !== "visible" && style.display !== "inline";
-  if (clips) {
-    context.save();
+  if (!isDrawing && style.overflowX !== "visible" && style.display !== "inline") {
     context.beginPath();
     context.rect(box.left, box.top, box.width, box.height);
     context.clip();
   }
   drawPseudo(drawn, element, "::before");
   for (const child of element.childNodes) {
-    if (child instanceof Element) drawElement(context, child, part, cover);
+    if (child instanceof Element) drawElement(context, child, part);
     else if (child instanceof Text) drawLetters(drawn, child);
   }
   drawPseudo(drawn, element, "::after");
-  if (clips) context.restore();
 }
 
 /**
@@ -58,28 +67,9 @@ export function drawElement(context, element, part = null, opacity = 1) {
 function drawChoice({ context, style }, select, box) {
   const { fontWeight, fontSize, fontFamily, paddingLeft } = style;
   Object.assign(context, { font: `${fontWeight} ${fontSize} ${fontFamily}`, textAlign: "left" });
-  Object.assign(context, { textBaseline: "middle", fillStyle: written(parseColour(style.color), 1) });
+  Object.assign(context, { textBaseline: "middle", fillStyle: style.color });
   const text = select.selectedOptions[0]?.text ?? "";
   context.fillText(text, box.left + parseFloat(paddingLeft), (box.top + box.bottom) / 2);
-}
-
-/**
- * @param {Rectangle} box
- * @param {Rectangle} part
- */
-function isOutside(box, part) {
-  return box.bottom <= part.top || box.top >= part.bottom;
-}
-
-/**
- * @param {DrawnPart} drawn
- * @param {SVGElement} element
- * @param {Rectangle | null} part
- */
-function drawSvg(drawn, element, part) {
-  if (element instanceof SVGGeometryElement) drawShape(drawn, element);
-  else if (element instanceof SVGTextElement) drawShapeText(drawn, element);
-  else for (const child of element.children) drawElement(drawn.context, child, part, drawn.opacity);
 }
 
 /**

@@ -30,15 +30,7 @@ function paperFamily(names) {
 }
 
 /**
- * Pixels that a text takes.
- * @param {string} text
- * @param {string} font
- */
-export function textWidth(text, font) {
-  return measure(text, font).width;
-}
-
-/**
+ * What a text takes.
  * @param {string} text
  * @param {string} font
  */

@@ -1,8 +1,6 @@
 // @ts-check
 // The text of elements, word by word where the browser has put it.
 
-import { parseColour } from "./colour.js";
-import { written } from "./boxes.js";
 import { measure } from "./fonts.js";
 
 const WORD = /\S+/g;
@@ -13,13 +11,13 @@ const WORD = /\S+/g;
  * @param {Text} node
  */
 export function drawLetters(drawn, node) {
-  const { context, style, opacity } = drawn;
+  const { context, style } = drawn;
   const size = parseFloat(style.fontSize);
   if (!size || !node.data.trim()) return;
   const italic = style.fontStyle === "italic" ? "italic " : "";
   context.font = `${italic}${style.fontWeight} ${size}px ${style.fontFamily}`;
   Object.assign(context, { textAlign: "left", textBaseline: "alphabetic" });
-  context.fillStyle = written(parseColour(style.color), opacity);
+  context.fillStyle = style.color;
   const { fontBoundingBoxAscent: ascent, fontBoundingBoxDescent: descent } = measure("x", context.font);
   const range = document.createRange();
   for (const { index, 0: word } of node.data.matchAll(WORD)) {
@@ -70,12 +68,12 @@ function linesOf(range, node, index, word) {
  * @param {number} foot
  * @param {number} size
  */
-function decorate({ context, style, opacity }, box, foot, size) {
+function decorate({ context, style }, box, foot, size) {
   const kind = style.textDecorationLine;
   const up = kind.includes("line-through") ? 0.28 * size : kind.includes("underline") ? -0.12 * size : null;
   if (up === null) return;
   context.save();
-  context.fillStyle = written(parseColour(style.textDecorationColor), opacity);
+  context.fillStyle = style.textDecorationColor;
   context.fillRect(box.left, foot - up, box.width, 1);
   context.restore();
 }

@@ -11,20 +11,16 @@ import { printPicture, writePng } from "./output.js";
  * @param {Exported} exported
  */
 export function exportMenu(app, exported) {
-  const summary = element("summary", {
-    class: "button",
-    text: "Export",
-    title: "Save the picture or its numbers",
-  });
-  const list = element("div", { class: "menu-list", role: "menu" });
-  const menu = element("details", { class: "menu export" }, summary, list);
+  const summary = element("summary.button", { title: "Save the picture or its numbers" }, "Export");
+  const list = element("div.menu-list", { role: "menu" });
+  const menu = element("details.menu.export", summary, list);
   const offer = (
     /** @type {string} */ kind,
     /** @type {string} */ about,
     /** @type {() => Promise<void>} */ act,
   ) => {
-    const button = element("button", { type: "button", role: "menuitem", class: "plain" }, kind, " ");
-    button.append(element("span", { class: "quiet", text: about }));
+    const button = element("button.plain", { type: "button", role: "menuitem" }, kind, " ");
+    button.append(element("span.quiet", about));
     button.addEventListener("click", async () => {
       menu.open = false;
       try {

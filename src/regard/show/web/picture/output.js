@@ -32,7 +32,7 @@ export async function writePng({ svg, width, height }) {
 export function printPicture({ svg, width, height }, name) {
   dispatchEvent(new Event("afterprint")); // a browser that shows no dialog never said so of the last picture
   const drawing = new DOMParser().parseFromString(svg, "image/svg+xml").documentElement;
-  const sheet = element("div", { class: "print-sheet" });
+  const sheet = element("div.print-sheet");
   sheet.append(document.importNode(drawing, true));
   // A style sheet of the script's own: the page's security policy allows no inline styles.
   const pageSize = new CSSStyleSheet();

@@ -78,34 +78,26 @@ function covered(data, width, row, first, end) {
 }
 
 /**
- * An image with every pixel many times as large: most programs smooth what they enlarge, whatever they are told.
+ * How many times an image should be enlarged, so that its pixels are sharp where it takes `wide` pixels of the page.
  * @param {PixelImage} image
- * @param {number} wide pixels of the page that it takes
- * @returns {PixelImage}
+ * @param {number} wide
  */
-export function enlarged({ width, height, data }, wide) {
-  const by = Math.max(
-    1,
-    Math.min(Math.ceil((2 * wide) / width), Math.floor(LARGE / Math.max(width, height))),
-  );
-  if (by === 1) return { width, height, data };
-  const words = new Uint32Array(data.buffer, data.byteOffset, width * height);
-  const out = new Uint32Array(width * by * height * by);
-  for (let y = 0; y < height; y++) {
-    const first = y * by * width * by;
-    for (let x = 0; x < width; x++) out.fill(words[y * width + x], first + x * by, first + (x + 1) * by);
-    for (let again = 1; again < by; again++)
-      out.copyWithin(first + again * width * by, first, first + width * by);
-  }
-  return { width: width * by, height: height * by, data: new Uint8ClampedArray(out.buffer) };
+export function enlargement({ width, height }, wide) {
+  const most = Math.floor(LARGE / Math.max(width, height));
+  return Math.max(1, Math.min(Math.ceil((2 * wide) / width), most));
 }
 
 /**
- * An image as an address of data.
+ * An image as an address of data, with every pixel `by` times as large.
  * @param {PixelImage} image
+ * @param {number} by
  */
-export function encodeImage({ width, height, data }) {
+export function encodeImage({ width, height, data }, by) {
   const canvas = element("canvas", { width, height });
   contextOf(canvas).putImageData(new ImageData(new Uint8ClampedArray(data), width, height), 0, 0);
-  return canvas.toDataURL("image/png");
+  const large = element("canvas", { width: by * width, height: by * height });
+  const context = contextOf(large);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(canvas, 0, 0, large.width, large.height);
+  return large.toDataURL("image/png");
 }

@@ -1,10 +1,6 @@
 // @ts-check
 // The shapes of an SVG drawing on the page.
 
-import { parseColour } from "./colour.js";
-import { written } from "./boxes.js";
-import { paint } from "./svg_markup.js";
-
 const GEOMETRY = ["d", "x", "y", "x1", "y1", "x2", "y2", "width", "height", "rx", "cx", "cy", "r"];
 
 /**
@@ -12,7 +8,7 @@ const GEOMETRY = ["d", "x", "y", "x1", "y1", "x2", "y2", "width", "height", "rx"
  * @param {DrawnPart} drawn
  * @param {SVGGeometryElement} shape
  */
-export function drawShape({ context, style, opacity }, shape) {
+export function drawShape({ context, style }, shape) {
   const matrix = shape.getScreenCTM();
   if (!matrix) return;
   const { a, b, c, d, e, f } = matrix;
@@ -20,8 +16,8 @@ export function drawShape({ context, style, opacity }, shape) {
   const attributes = {
     ...Object.fromEntries(given.map((name) => [name, shape.getAttribute(name)])),
     transform: `matrix(${[a, b, c, d, e, f].join(" ")})`,
-    ...shapePaint("fill", style.fill, opacity * Number(style.fillOpacity || 1)),
-    ...shapePaint("stroke", style.stroke, opacity * Number(style.strokeOpacity || 1)),
+    ...context.ink("fill", style.fill, Number(style.fillOpacity || 1)),
+    ...context.ink("stroke", style.stroke, Number(style.strokeOpacity || 1)),
     "stroke-width": parseFloat(style.strokeWidth) || 1,
     "stroke-dasharray": style.strokeDasharray === "none" ? null : style.strokeDasharray.replaceAll("px", ""),
     "stroke-linejoin": style.strokeLinejoin,
@@ -30,21 +26,11 @@ export function drawShape({ context, style, opacity }, shape) {
 }
 
 /**
- * @param {"fill" | "stroke"} name
- * @param {string} colour of the style
- * @param {number} opacity
- */
-function shapePaint(name, colour, opacity) {
-  const [red, green, blue, alpha] = parseColour(colour === "none" ? "rgba(0, 0, 0, 0)" : colour);
-  return alpha ? paint(name, [red, green, blue, alpha * opacity]) : { [name]: "none" };
-}
-
-/**
  * Draws a line of text of an SVG drawing.
  * @param {DrawnPart} drawn
  * @param {SVGTextElement} element
  */
-export function drawShapeText({ context, style, opacity }, element) {
+export function drawShapeText({ context, style }, element) {
   const matrix = element.getScreenCTM();
   const text = element.textContent ?? "";
   if (!matrix || !text.trim()) return;
@@ -53,7 +39,7 @@ export function drawShapeText({ context, style, opacity }, element) {
   context.transform([matrix.a, matrix.b, matrix.c, matrix.d, matrix.e, matrix.f]);
   context.font = `${style.fontWeight} ${parseFloat(style.fontSize)}px ${style.fontFamily}`;
   Object.assign(context, { textAlign: "left", textBaseline: "alphabetic" });
-  context.fillStyle = written(parseColour(style.fill), opacity);
+  context.fillStyle = style.fill;
   context.fillText(text, x, y, element.getComputedTextLength());
   context.restore();
 }

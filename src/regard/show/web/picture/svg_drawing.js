@@ -2,8 +2,8 @@
 // A canvas that writes SVG, with real text: it understands as much of a canvas's language as our drawings speak.
 
 import { parseColour } from "./colour.js";
-import { fontFace, textWidth } from "./fonts.js";
-import { cellPaths, encodeImage, enlarged, pixelsOf } from "./pixels.js";
+import { fontFace, measure } from "./fonts.js";
+import { cellPaths, encodeImage, enlargement, pixelsOf } from "./pixels.js";
 import { escaped, listed, paint, tidy } from "./svg_markup.js";
 
 /**
@@ -18,7 +18,7 @@ const IDENTITY = [1, 0, 0, 1, 0, 0];
 const NOWHERE = { left: Infinity, top: Infinity, right: -Infinity, bottom: -Infinity };
 let clipCount = 0; // the names of clips differ in all drawings, since one can be part of another
 
-/** @typedef {Pick<SvgDrawing, "fillStyle" | "strokeStyle" | "lineWidth" | "font" | "textAlign" | "textBaseline" | "dash" | "matrix" | "shown">} DrawingState */
+/** @typedef {Pick<SvgDrawing, "fillStyle" | "strokeStyle" | "lineWidth" | "globalAlpha" | "font" | "textAlign" | "textBaseline" | "dash" | "matrix" | "shown">} DrawingState */
 
 export class SvgDrawing {
   constructor() {
@@ -40,6 +40,7 @@ export class SvgDrawing {
     this.fillStyle = "#000";
     this.strokeStyle = "#000";
     this.lineWidth = 1;
+    this.globalAlpha = 1;
     this.font = "10px sans-serif";
     this.textAlign = "left";
     this.textBaseline = "alphabetic";
@@ -49,8 +50,10 @@ export class SvgDrawing {
   }
 
   save() {
-    const { fillStyle, strokeStyle, lineWidth, font, textAlign, textBaseline, dash, matrix, shown } = this;
-    const state = { fillStyle, strokeStyle, lineWidth, font, textAlign, textBaseline, dash, matrix, shown };
+    const { fillStyle, strokeStyle, lineWidth, globalAlpha, dash, matrix, shown } = this;
+    const { font, textAlign, textBaseline } = this;
+    const ink = { fillStyle, strokeStyle, lineWidth, globalAlpha, dash };
+    const state = { ...ink, matrix, shown, font, textAlign, textBaseline };
     this.stack.push({ state, clips: this.clips });
     this.clips = 0;
   }
@@ -85,7 +88,7 @@ export class SvgDrawing {
 
   /** @param {string} text */
   measureText(text) {
-    return { width: textWidth(text, this.font) };
+    return { width: measure(text, this.font).width };
   }
 
   beginPath() {
@@ -129,22 +132,32 @@ export class SvgDrawing {
     this.shown = within(this.extent, this.shown);
   }
 
+  /**
+   * A colour as attributes, as opaque as all that is drawn now.
+   * @param {"fill" | "stroke"} name
+   * @param {string} colour
+   * @param {number} [opacity]
+   */
+  ink(name, colour, opacity = 1) {
+    if (!isSeen(colour)) return { [name]: "none" };
+    const [red, green, blue, alpha] = parseColour(colour);
+    return paint(name, [red, green, blue, alpha * opacity * this.globalAlpha]);
+  }
+
   fill() {
-    const colour = parseColour(this.fillStyle);
-    if (!colour[3] || !this.path) return;
-    this.lines.push(`<path${listed({ d: this.path, ...paint("fill", colour) })}/>`);
-    if (!isGround(colour)) this.see(this.extent);
+    if (!isSeen(this.fillStyle) || !this.path) return;
+    this.lines.push(`<path${listed({ d: this.path, ...this.ink("fill", this.fillStyle) })}/>`);
+    if (!isGround(this.fillStyle)) this.see(this.extent);
   }
 
   stroke() {
-    const colour = parseColour(this.strokeStyle);
-    if (!colour[3] || !this.path) return;
+    if (!isSeen(this.strokeStyle) || !this.path) return;
     const scale = sizeOf(this.matrix);
     const width = this.lineWidth * scale;
     const attributes = {
       d: this.path,
       fill: "none",
-      ...paint("stroke", colour),
+      ...this.ink("stroke", this.strokeStyle),
       "stroke-width": tidy(width),
       "stroke-dasharray": this.dash.length ? this.dash.map((length) => tidy(length * scale)).join(" ") : null,
     };
@@ -169,17 +182,18 @@ export class SvgDrawing {
    * @param {number} [line] its width; 0 to fill
    */
   addRectangle({ x, y, width, height }, radius, colour, line = 0) {
-    const ink = parseColour(colour);
-    if (!ink[3]) return;
+    if (!isSeen(colour)) return;
     const round = Math.min(radius, width / 2, height / 2);
     const attributes = {
       ...{ x: tidy(x), y: tidy(y), width: tidy(width), height: tidy(height) },
       rx: round < 0.5 ? null : tidy(round),
-      ...(line ? { fill: "none", ...paint("stroke", ink), "stroke-width": tidy(line) } : paint("fill", ink)),
+      ...(line
+        ? { fill: "none", ...this.ink("stroke", colour), "stroke-width": tidy(line) }
+        : this.ink("fill", colour)),
     };
     const half = line / 2;
     const box = { left: x - half, top: y - half, right: x + width + half, bottom: y + height + half };
-    this.addShape("rect", attributes, !line && isGround(ink) ? null : box);
+    this.addShape("rect", attributes, !line && isGround(colour) ? null : box);
   }
 
   /** @type {CanvasRenderingContext2D["strokeRect"]} */
@@ -197,10 +211,9 @@ export class SvgDrawing {
    */
   fillText(text, x, y, width) {
     const plain = text.replace(/[\u2066-\u2069]/g, ""); // the isolates that a canvas needs
-    const colour = parseColour(this.fillStyle);
-    if (!plain || !colour[3]) return;
+    if (!plain || !isSeen(this.fillStyle)) return;
     const { size, ...face } = fontFace(this.font);
-    const wide = width ?? textWidth(plain, this.font);
+    const wide = width ?? measure(plain, this.font).width;
     const align = /** @type {"left" | "center" | "right"} */ (this.textAlign);
     const left = x - { left: 0, center: wide / 2, right: wide }[align];
     const foot = y + size * DOWN[this.textBaseline];
@@ -210,7 +223,7 @@ export class SvgDrawing {
       ...(isUpright
         ? { x: tidy(e), y: tidy(f) }
         : { transform: `matrix(${[a, b, c, d, e, f].map(tidy).join(" ")})` }),
-      ...paint("fill", colour),
+      ...this.ink("fill", this.fillStyle),
       "font-size": tidy(size),
       ...face,
       "text-anchor": { left: null, center: "middle", right: "end" }[align],
@@ -259,8 +272,9 @@ export class SvgDrawing {
     }
     if (cells) return;
     const [a, b, c, d, e, f] = product(this.matrix, [w, 0, 0, h, x, y]);
-    const large = isSmooth ? image : enlarged(image, Math.hypot(a, b));
-    const { width, height } = large;
+    // Most programs smooth what they enlarge, whatever they are told.
+    const by = isSmooth ? 1 : enlargement(image, Math.hypot(a, b));
+    const [width, height] = [by * image.width, by * image.height];
     const turned = [a / width, b / width, c / height, d / height].map((value) =>
       Number(value.toPrecision(6)),
     );
@@ -268,7 +282,7 @@ export class SvgDrawing {
       width,
       height,
       transform: `matrix(${turned.join(" ")} ${tidy(e)} ${tidy(f)})`,
-      href: encodeImage(large),
+      href: encodeImage(image, by),
       "image-rendering": isSmooth ? "auto" : "pixelated",
     };
     this.lines.push(`<image${listed(attributes)}/>`);
@@ -355,11 +369,17 @@ export class SvgDrawing {
   }
 }
 
+/** @param {string} colour */
+function isSeen(colour) {
+  return colour !== "none" && parseColour(colour)[3] > 0;
+}
+
 /**
  * White on white paper is nothing to see.
- * @param {Colour} colour
+ * @param {string} colour
  */
-function isGround([red, green, blue]) {
+function isGround(colour) {
+  const [red, green, blue] = parseColour(colour);
   return red === 255 && green === 255 && blue === 255;
 }
 

@@ -20,8 +20,7 @@ export class ReadingBox {
     this.typed = typed;
     /** @type {AbortController | null} */
     this.running = null; // what stops it
-    this.area = element("textarea", {
-      class: "prompt",
+    this.area = element("textarea.prompt", {
       rows: 6,
       "aria-label": "A text to read",
       placeholder: "Write or paste a text",
@@ -31,25 +30,17 @@ export class ReadingBox {
     this.go = makeButton("Read it", () => this.read(), { class: "button strong" });
     this.shorten = makeButton("", () => this.read(this.most), { hidden: true });
     this.most = 0; // tokens that the model can read
-    this.said = element("p", { class: "note", role: "status" });
-    this.list = element("ul", { class: "held-texts", "aria-label": "Texts on this page" });
-    this.box = element("details", { class: "menu reading", hidden: !app.meta.can.capture });
-    this.box.append(
-      element(
-        "summary",
-        { class: "button", "aria-label": "Read another text" },
-        element("span", { class: "in-large", text: "Read another text" }),
-        element("span", { class: "in-small", text: "New text" }),
-      ),
-      element(
-        "div",
-        { class: "menu-list reading-panel" },
-        this.area,
-        element("div", { class: "fields" }, this.go, this.shorten),
-        this.said,
-        this.list,
-      ),
+    this.said = element("p.note", { role: "status" });
+    this.list = element("ul.held-texts", { "aria-label": "Texts on this page" });
+    const summary = element(
+      "summary.button",
+      { "aria-label": "Read another text" },
+      element("span.in-large", "Read another text"),
+      element("span.in-small", "New text"),
     );
+    const buttons = element("div.fields", this.go, this.shorten);
+    const panel = element("div.menu-list.reading-panel", this.area, buttons, this.said, this.list);
+    this.box = element("details.menu.reading", { hidden: !app.meta.can.capture }, summary, panel);
     this.listen();
     this.fill();
   }
@@ -142,7 +133,7 @@ export class ReadingBox {
       ...held.map(({ number, title }) => {
         const named = { class: "plain", "aria-label": `Remove “${title}”` };
         const remove = makeButton("Remove", () => this.remove(number), named);
-        return element("li", {}, element("bdi", { class: "held-title", text: title, title }), remove);
+        return element("li", element("bdi.held-title", { title }, title), remove);
       }),
     );
   }

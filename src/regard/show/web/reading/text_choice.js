@@ -34,7 +34,7 @@ export function makeTextChoice(app, select, whole) {
   const fill = () => {
     const titles = app.runs.titles();
     select.replaceChildren(
-      ...titles.map(({ number, title }) => element("option", { value: String(number), text: title })),
+      ...titles.map(({ number, title }) => element("option", { value: String(number) }, title)),
     );
     whole.hidden = titles.length < 2;
     const name = textsName(app.meta);

@@ -12,24 +12,22 @@ export class RunBanner {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
-    this.name = element("strong", { class: "run-name" });
-    this.chips = element("ul", { class: "cut-list", "aria-label": "What is cut" });
-    this.loss = element("span", { class: "run-loss" });
-    this.random = element("span", { class: "run-random quiet" });
-    this.said = element("span", { class: "run-said", role: "status" });
+    this.name = element("strong.run-name");
+    this.chips = element("ul.cut-list", { "aria-label": "What is cut" });
+    this.loss = element("span.run-loss");
+    this.random = element("span.run-random.quiet");
+    this.said = element("span.run-said", { role: "status" });
     this.other = makeButton("", () => app.set({ text: this.otherText }));
     this.undo = makeButton("Undo", () => this.undoAll());
     this.cancel = makeButton("Cancel", () => app.runs.cancel());
-    this.unfold = makeButton("What changed", () => this.toggle());
-    this.unfold.classList.add("run-unfold");
-    this.unfold.setAttribute("aria-expanded", "false");
-    this.unfold.setAttribute("aria-controls", "run-changes");
-    this.changes = element("div", { class: "run-changes", id: "run-changes", hidden: true });
-    const buttons = element("span", { class: "push" }, this.unfold, this.other, this.undo, this.cancel);
+    const folded = { class: "button run-unfold", "aria-expanded": "false", "aria-controls": "run-changes" };
+    this.unfold = makeButton("What changed", () => this.toggle(), folded);
+    this.changes = element("div.run-changes", { id: "run-changes", hidden: true });
+    const buttons = element("span.push", this.unfold, this.other, this.undo, this.cancel);
     const said = [this.loss, this.random, this.said];
-    this.line = element("div", { class: "run-line" }, this.name, this.chips, ...said, buttons);
-    this.box = element("section", { class: "run-banner", "aria-label": "Edited run", hidden: true });
-    this.box.append(this.line, this.changes);
+    this.line = element("div.run-line", this.name, this.chips, ...said, buttons);
+    const hidden = { "aria-label": "Edited run", hidden: true };
+    this.box = element("section.run-banner", hidden, this.line, this.changes);
     this.shown = "";
     this.compare = latest(this.fillLikely.bind(this));
     app.runs.on(() => this.draw());
@@ -101,12 +99,9 @@ export class RunBanner {
     this.shown = name;
     const single = runs.cuts.length < 2 || runs.running !== null; // one is undone by Undo
     const chips = words.map((text, n) => {
-      const cut = runs.cuts[n];
-      const chip = element("li", { class: "cut-chip", text });
-      if (single) return chip;
-      const named = { class: "chip-undo", "aria-label": `Undo: ${words[n]}` };
-      chip.append(makeButton("×", () => this.undoOne(cut), named));
-      return chip;
+      const named = { class: "chip-undo", "aria-label": `Undo: ${text}` };
+      const undo = () => this.undoOne(runs.cuts[n]);
+      return element("li.cut-chip", text, single ? null : makeButton("×", undo, named));
     });
     this.chips.replaceChildren(...chips);
   }
@@ -138,13 +133,11 @@ export class RunBanner {
     if (app.state.view === "text") return this.changes.replaceChildren(most); // they stand under the text
     const { lists, sentence } = await likelyTokens(app, text, position);
     if (!fresh()) return;
-    const likely = element("div", { class: "run-likely" });
-    likely.append(
-      element("h3", {
-        text: `Likeliest tokens after “${short(tokens?.[position] ?? "", 24)}” (${position})`,
-      }),
+    const likely = element(
+      "div.run-likely",
+      element("h3", `Likeliest tokens after “${short(tokens?.[position] ?? "", 24)}” (${position})`),
       lists,
-      element("p", { class: "small quiet", text: sentence }),
+      element("p.small.quiet", sentence),
     );
     this.changes.replaceChildren(most, likely);
   }
@@ -155,29 +148,24 @@ export class RunBanner {
    * @param {string[]} tokens
    */
   changedTokens({ most }, tokens) {
-    const list = element("ol", { class: "changed" });
-    for (const { position, before, after } of most) {
+    const lines = most.map(({ position, before, after }) => {
+      const around = element("span", short(tokens[position - 1] ?? "", 8));
       const button = makeButton(
         "",
         () => this.app.set({ view: "text", direction: "at", row: position - 1, col: -1 }),
         { class: null, title: "Show what the model expects here" },
-        element("span", { class: "place", text: position }),
-        element(
-          "span",
-          { class: "token" },
-          element("span", { text: short(tokens[position - 1] ?? "", 8) }),
-          short(tokens[position] ?? "", 12),
-        ),
-        element("span", { class: "weight", text: percent(before) }),
-        element("span", { class: "arrow", text: "→" }),
-        element("span", { class: `weight ${after < before ? "less" : "more"}`, text: percent(after) }),
+        element("span.place", position),
+        element("span.token", around, short(tokens[position] ?? "", 12)),
+        element("span.weight", percent(before)),
+        element("span.arrow", "→"),
+        element("span", { class: `weight ${after < before ? "less" : "more"}` }, percent(after)),
         changeBar(before, after),
       );
-      list.append(element("li", {}, button));
-    }
-    const title = element("h3", { text: "Tokens whose probability changed most" });
-    const none = element("p", { class: "small quiet", text: "No probability changed." });
-    return element("div", { class: "run-most" }, title, most.length ? list : none);
+      return element("li", button);
+    });
+    const title = element("h3", "Tokens whose probability changed most");
+    const none = element("p.small.quiet", "No probability changed.");
+    return element("div.run-most", title, lines.length ? element("ol.changed", ...lines) : none);
   }
 }
 
@@ -213,10 +201,8 @@ function signed(change) {
  * @param {number} after
  */
 function changeBar(before, after) {
-  const bar = element("span", { class: "change-bar", "aria-hidden": "true" }, element("i"), element("b"));
-  bar.style.setProperty("--before", String(before));
-  bar.style.setProperty("--low", String(Math.min(before, after)));
-  bar.style.setProperty("--high", String(Math.max(before, after)));
-  bar.classList.add(after < before ? "less" : "more");
-  return bar;
+  const [low, high] = [Math.min(before, after), Math.max(before, after)];
+  const places = { "--before": before, "--low": low, "--high": high, "aria-hidden": "true" };
+  const kind = after < before ? "less" : "more";
+  return element("span", { class: `change-bar ${kind}`, ...places }, element("i"), element("b"));
 }

@@ -20,16 +20,16 @@ export class EdgeCuts {
     this.hidden = false; // whether the mask hides the chosen cell, so that there is no edge to cut
     this.scope = choice("Heads", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
     this.scope.value = "head";
-    this.note = element("p", { class: "small quiet" });
+    this.note = element("p.small.quiet");
     this.buttons = [0, 1, 2].map((n) =>
       makeButton("", () => {
         const cut = this.cuts[n];
         if (cut) app.runs.toggle(cut);
       }),
     );
-    const buttons = element("div", { class: "cut-buttons" }, ...this.buttons);
-    this.box = element("div", { class: "notes-block edge-cuts" });
-    this.box.append(element("h3", { text: "Stop attention" }), this.scope, buttons, this.note);
+    const buttons = element("div.cut-buttons", ...this.buttons);
+    const title = element("h3", "Stop attention");
+    this.box = element("div.notes-block.edge-cuts", title, this.scope, buttons, this.note);
     app.runs.on(() => this.draw());
   }
 

@@ -9,11 +9,12 @@ import { makeSwitch } from "../parts/dom.js";
  * A switch; `show(layer, head)` says whose it is and puts it as the shown run has it.
  * @param {App} app
  * @param {string} words beside it
+ * @param {import("../parts/dom.js").Attributes} [attributes]
  * @returns {HeadSwitch}
  */
-export function headSwitch(app, words) {
+export function headSwitch(app, words, attributes) {
   const { runs } = app;
-  const button = makeSwitch(words, () => runs.toggle(cut));
+  const button = makeSwitch(words, () => runs.toggle(cut), attributes);
   /** @type {Cut} */
   let cut = { kind: "head", layer: "", head: -1 };
   const draw = () => {

@@ -20,11 +20,6 @@ async function reach(path, options) {
   }
 }
 
-/** @param {Record<string, string | number>} query */
-function queryString(query) {
-  return new URLSearchParams(Object.entries(query).map(([name, value]) => [name, String(value)]));
-}
-
 /**
  * An answer from the server, or an error with the server's own sentence.
  * @param {string} path
@@ -32,7 +27,8 @@ function queryString(query) {
  * @param {AbortSignal} [signal]
  */
 async function ask(path, query, signal) {
-  const response = await reach(`api/${path}?${queryString(query)}`, { signal });
+  const named = Object.entries(query).map(([name, value]) => [name, String(value)]);
+  const response = await reach(`api/${path}?${new URLSearchParams(named)}`, { signal });
   if (response.status === 204) throw new DOMException("The text was removed.", "AbortError");
   if (!response.ok) throw new Error(await problem(response));
   return response;

@@ -10,12 +10,12 @@ const LEAST = 0.1; // of the strongest weight, below which a key has no arc
 
 /** @param {StepContext} context */
 export function edgeStrip({ work, keys, key, name, layer }) {
-  const strip = element("div", { class: "edge-strip", "aria-hidden": "true" });
+  const strip = element("div.edge-strip", { "aria-hidden": "true" });
   /** @type {HTMLElement | null} */
   let query = null;
   let before = -1;
   const tokens = keys.map((one) => {
-    if (one.key > before + 1) strip.append(element("span", { class: "quiet", text: "…" }));
+    if (one.key > before + 1) strip.append(element("span.quiet", "…"));
     before = one.key;
     const token = stripToken(key(one.key), percent(one.weight));
     if (one.key === work.position && layer?.stack !== "cross") {
@@ -28,7 +28,7 @@ export function edgeStrip({ work, keys, key, name, layer }) {
   if (!query) {
     query = stripToken(name, "");
     query.classList.add("at");
-    strip.append(element("span", { class: "quiet", text: "←" }), query);
+    strip.append(element("span.quiet", "←"), query);
   }
   const from = query;
   const top = Math.max(...keys.map(({ weight }) => weight));
@@ -46,10 +46,5 @@ export function edgeStrip({ work, keys, key, name, layer }) {
  * @param {string} weight
  */
 function stripToken(name, weight) {
-  return element(
-    "span",
-    { class: "strip-token" },
-    element("span", { class: "token", text: short(name, 16) }),
-    element("span", { class: "weight", text: weight }),
-  );
+  return element("span.strip-token", element("span.token", short(name, 16)), element("span.weight", weight));
 }

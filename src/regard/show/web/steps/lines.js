@@ -34,7 +34,7 @@ export function vectors(context, part, first = null) {
     ...(first ? [first] : []),
     ...keys.map((key) => ({ name: `${part}[${key.key}]`, values: of(key) })),
   ];
-  return [element("div", { class: "rows" }, ...rows), ...(all[0].values.length > 4 ? [allNumbers(all)] : [])];
+  return [element("div.rows", ...rows), ...(all[0].values.length > 4 ? [allNumbers(all)] : [])];
 }
 
 /**
@@ -49,7 +49,7 @@ export function bars(context, what) {
   const all = context.keys.map(value).filter(Number.isFinite);
   const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
   const rows = context.keys.map((key) => bar(context, key, value(key), low, high, number(value(key), 3)));
-  return [element("div", { class: "rows" }, ...rows)];
+  return [element("div.rows", ...rows)];
 }
 
 /**
@@ -74,16 +74,13 @@ export function bar(context, key, value, low, high, text, kind = "") {
  * @param {number} high
  */
 export function barLine(value, low, high, kind = "") {
-  const line = element("span", { class: `bar-line ${kind}`, "aria-hidden": "true" });
   const span = high - low || 1;
-  line.style.setProperty("--zero", String(-low / span));
-  if (Number.isFinite(value)) {
-    const piece = element("i");
-    piece.style.setProperty("--from", String((Math.min(0, value) - low) / span));
-    piece.style.setProperty("--size", String(Math.abs(value) / span));
-    line.append(piece);
-  }
-  return line;
+  const [from, size] = [(Math.min(0, value) - low) / span, Math.abs(value) / span];
+  return element(
+    "span",
+    { class: `bar-line ${kind}`, "aria-hidden": "true", "--zero": -low / span },
+    Number.isFinite(value) ? element("i", { "--from": from, "--size": size }) : null,
+  );
 }
 
 /**
@@ -112,38 +109,22 @@ export function total(name, text) {
  * @param {string} [kind]
  */
 export function entry(place, token, drawing, text = null, kind = "") {
-  const row = element(
+  const whole = place === null ? token : visible(token);
+  const named = element("span.token", { title: whole }, place === null ? whole : whole.slice(0, 60));
+  return element(
     "div",
-    { class: `row ${text === null ? "wide" : ""} ${kind}` },
-    element(
-      "span",
-      { class: "who" },
-      element("span", { class: "place", text: place ?? "" }),
-      element("span", {
-        class: "token",
-        text: place === null ? token : visible(token).slice(0, 60),
-        title: place === null ? token : visible(token),
-      }),
-    ),
-    element("span", { class: "drawn" }, drawing),
+    { class: `row ${text === null ? "wide" : ""} ${kind}`, "data-key": place },
+    element("span.who", element("span.place", place), named),
+    element("span.drawn", drawing),
+    text === null ? null : element("span.figure", text),
   );
-  if (place !== null) row.dataset.key = String(place);
-  if (text !== null) row.append(element("span", { class: "figure", text }));
-  return row;
 }
 
 /** @param {[boolean, string][]} list */
 export function checks(list) {
-  return element(
-    "ul",
-    { class: "checks" },
-    ...list.map(([good, text]) =>
-      element(
-        "li",
-        {},
-        element("span", { class: `sign ${good ? "" : "bad"}`, text: good ? "✓" : "✗" }),
-        element("span", { text }),
-      ),
-    ),
-  );
+  const lines = list.map(([good, text]) => {
+    const sign = element("span", { class: `sign ${good ? "" : "bad"}` }, good ? "✓" : "✗");
+    return element("li", sign, element("span", text));
+  });
+  return element("ul.checks", ...lines);
 }

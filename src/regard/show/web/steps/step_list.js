@@ -60,19 +60,11 @@ function projection({ work, keys, key, name }, example) {
       "Each token is a vector of three numbers. Three matrices project it to a query, a key and a value.",
     shape: `x (${keys.length}, 3)   W (3, 2)`,
     body: [
+      element("div.rows", ...keys.map((one) => entry(one.key, key(one.key), vector(x[one.key], 1, "x")))),
+      element("div.matrices", ...Object.entries(projections).map(([label, matrix]) => grid(label, matrix))),
       element(
-        "div",
-        { class: "rows" },
-        ...keys.map((one) => entry(one.key, key(one.key), vector(x[one.key], 1, "x"))),
-      ),
-      element(
-        "div",
-        { class: "matrices" },
-        ...Object.entries(projections).map(([label, matrix]) => grid(label, matrix)),
-      ),
-      element("p", {
-        class: "note",
-        text: `So the query of “${name}” is (${x[work.row].join(" ")}) · W_q = (${projections.W_q[0]
+        "p.note",
+        `So the query of “${name}” is (${x[work.row].join(" ")}) · W_q = (${projections.W_q[0]
           .map((_, c) =>
             number(
               x[work.row].reduce((sum, value, i) => sum + value * projections.W_q[i][c], 0),
@@ -80,7 +72,7 @@ function projection({ work, keys, key, name }, example) {
             ),
           )
           .join(" ")}).`,
-      }),
+      ),
     ],
   };
 }
@@ -90,15 +82,10 @@ function projection({ work, keys, key, name }, example) {
  * @param {number[][]} matrix
  */
 function grid(label, matrix) {
-  const box = element("span", { class: "matrix" });
+  const box = element("span.matrix");
   box.style.gridTemplateColumns = `repeat(${matrix[0].length}, auto)`;
-  box.append(...matrix.flat().map((x) => element("span", { text: number(x, 1) })));
-  return element(
-    "span",
-    { class: "named-matrix" },
-    element("span", { class: "quiet mono", text: label }),
-    box,
-  );
+  box.append(...matrix.flat().map((x) => element("span", number(x, 1))));
+  return element("span.named-matrix", element("span.quiet.mono", label), box);
 }
 
 /**
@@ -149,8 +136,8 @@ function productBars(context) {
   const rest = sorted.slice(LISTED).reduce((sum, { product }) => sum + product, 0);
   rows.push(total(`${k.length - LISTED} others`, number(rest, 3)), total("the score", number(score, 3)));
   const title = `The products of the score of “${short(context.key(key), 24)}”`;
-  const lines = element("div", { class: "rows" }, ...rows);
-  return [element("details", { class: "all-numbers products" }, element("summary", { text: title }), lines)];
+  const lines = element("div.rows", ...rows);
+  return [element("details.all-numbers.products", element("summary", title), lines)];
 }
 
 /**
@@ -201,7 +188,7 @@ function softmax(context) {
       "Softmax takes the exponential of every score and divides by their sum, so that the weights add up to 1.",
     shape: `exp(score − lse) → (${work.shapes.S})   lse ${number(work.lse, 4)}`,
     body: [
-      element("div", { class: "rows" }, ...rows),
+      element("div.rows", ...rows),
       checks([
         sink
           ? [
@@ -302,7 +289,7 @@ function output(context, computed) {
     about: "The values, each times its weight, add up to the output of this head for this token.",
     shape: `weights (${work.shapes.S}) · v (${work.shapes.S}, ${work.shapes.E}) → (${work.shapes.E})`,
     body: [
-      element("div", { class: "rows" }, ...rows),
+      element("div.rows", ...rows),
       allNumbers([
         { name: "output", values: computed },
         ...keys.map((key) => ({ name: `v[${key.key}]`, values: valueOf(key) })),
@@ -333,14 +320,14 @@ function left({ layer }) {
     about: "The last step adds up the values, each times its weight.",
     shape: "",
     body: [
-      element("p", {
-        class: "note",
-        text: captured
+      element(
+        "p.note",
+        captured
           ? "The values were left out to keep this file small, so the steps end at the weights. " +
-            'seen.to_html("page.html", values=True) includes them.'
+              'seen.to_html("page.html", values=True) includes them.'
           : "The capture did not keep the values, so the steps end at the weights. " +
-            "regard.capture(model, values=True) keeps them.",
-      }),
+              "regard.capture(model, values=True) keeps them.",
+      ),
     ],
   };
 }

@@ -26,7 +26,7 @@ export class StepsView extends PageView {
     this.strongest = 4; // keys that are shown
     /** @type {FoundSteps | null} */
     this.found = null;
-    this.page = element("div", { class: "column" });
+    this.page = element("div.column");
     this.controls = makeStepsControls(this);
     this.words = headSentence(app);
     this.look = latest((fresh) => this.find(fresh));
@@ -96,7 +96,7 @@ export class StepsView extends PageView {
     const { work, example } = found;
     const keys = shownKeys(work.keys, example ? Infinity : this.strongest, work.position);
     const context = { ...found, keys, rest: hiddenWeight(work, keys), app, state };
-    const list = element("ol", { class: "steps-list" }, ...stepList(context).map(stepItem));
+    const list = element("ol.steps-list", ...stepList(context).map(stepItem));
     if (!example) this.words.show();
     this.page.replaceChildren(intro(context, this.words), list);
   }
@@ -154,23 +154,11 @@ async function modelSteps({ meta, source }, { text, layer: key, head }, row) {
  * @param {number} n
  */
 function stepItem({ title, about, shape, body }, n) {
-  const name = element(
-    "div",
-    { class: "step-name" },
-    element("span", { class: "nth", text: n + 1 }),
-    element("h2", { text: title }),
-  );
+  const name = element("div.step-name", element("span.nth", n + 1), element("h2", title));
   return element(
-    "li",
-    { class: "step" },
-    element(
-      "div",
-      {},
-      name,
-      element("p", { class: "step-about", text: about }),
-      element("p", { class: "step-shape", text: shape }),
-    ),
-    element("div", { class: "step-body" }, ...body),
+    "li.step",
+    element("div", name, element("p.step-about", about), element("p.step-shape", shape)),
+    element("div.step-body", ...body),
   );
 }
 
@@ -189,10 +177,10 @@ function makeStepsControls(view) {
     view.strongest = strongest;
     view.draw();
   });
-  const arrows = element("div", { class: "fields" }, before, after);
+  const arrows = element("div.fields", before, after);
   const parts = [which, picker, stage, token, arrows, ...foldedSettings(shown)];
   return {
-    bar: element("div", { class: "bar-of-choices" }, ...parts),
+    bar: element("div.bar-of-choices", ...parts),
     /** Shows what is chosen. */
     fill() {
       const { state, row, count, captured } = view;
@@ -223,36 +211,29 @@ function makeStepsControls(view) {
  */
 function intro(context, words) {
   const { work, layer, name, example, state } = context;
-  const head = element("div", { class: "steps-intro" });
+  const head = element("div.steps-intro");
   if (example) {
     head.append(
+      element("p.lead", `Stage ${example.name}: the row of `, element("span.token", name), "."),
       element(
-        "p",
-        { class: "lead" },
-        `Stage ${example.name}: the row of `,
-        element("span", { class: "token", text: name }),
-        ".",
+        "p.note",
+        `${example.about} The example has six tokens of three numbers each. Every number comes from regard.stages.`,
       ),
-      element("p", {
-        class: "note",
-        text: `${example.about} The example has six tokens of three numbers each. Every number comes from regard.stages.`,
-      }),
     );
     return head;
   }
   if (!layer) return head;
   head.append(
     element(
-      "p",
-      { class: "lead" },
+      "p.lead",
       `How layer ${layer.key}, head ${state.head} computes what `,
-      element("span", { class: "token", text: short(name, 24) }),
+      element("span.token", short(name, 24)),
       `, token ${(layer.queries_from ?? work.position - work.row) + work.row}, attends to.`,
     ),
     edgeStrip(context),
   );
   const text = layer.evidence.text.replace(/^(not )?certified:? ?/, "");
-  const proof = element("p", { class: "note" }, badge(layer.evidence), ` ${text}`);
+  const proof = element("p.note", badge(layer.evidence), ` ${text}`);
   head.append(words, proof);
   return head;
 }

@@ -38,9 +38,9 @@ export function reach(vectors) {
  */
 export function vector(values, most, name) {
   if (values.length <= FEW) {
-    return element("span", { class: "vector", text: `(${values.map((x) => number(x, 3)).join("  ")})` });
+    return element("span.vector", `(${values.map((x) => number(x, 3)).join("  ")})`);
   }
-  const canvas = element("canvas", { class: "strip", width: values.length, height: 1, role: "img" });
+  const canvas = element("canvas.strip", { width: values.length, height: 1, role: "img" });
   const [low, high] = [Math.min(...values), Math.max(...values)];
   canvas.setAttribute(
     "aria-label",
@@ -98,9 +98,8 @@ export function allNumbers(vectors) {
     ({ name, values }) => `${name.padEnd(width)}  ${values.map((x) => number(x, 4).padStart(8)).join(" ")}`,
   );
   return element(
-    "details",
-    { class: "all-numbers" },
-    element("summary", { text: "All numbers" }),
-    element("pre", { tabindex: "0", text: lines.join("\n") }),
+    "details.all-numbers",
+    element("summary", "All numbers"),
+    element("pre", { tabindex: "0" }, lines.join("\n")),
   );
 }

@@ -26,17 +26,17 @@ export class Story {
    */
   constructor(app, reading) {
     this.app = app;
-    this.line = element("p", { class: "story-line" });
+    this.line = element("p.story-line");
     this.switch = makeSwitch("turn the lookup off", () => this.toggle());
-    this.bars = element("ul", { class: "story-bars", "aria-live": "polite" });
-    this.below = element("p", { class: "quiet", hidden: true, text: "Below, every head is on." });
+    this.bars = element("ul.story-bars", { "aria-live": "polite" });
+    this.below = element("p.quiet", { hidden: true }, "Below, every head is on.");
     const named = { class: "plain", "aria-label": "Hide the story" };
     const hide = makeButton("×", () => this.box.remove(), named);
     this.box = element(
-      "section",
-      { class: "story", "aria-label": "What this page shows", hidden: true },
-      element("div", { class: "story-top" }, this.line, hide),
-      element("div", { class: "story-try" }, this.switch, this.bars, this.below),
+      "section.story",
+      { "aria-label": "What this page shows", hidden: true },
+      element("div.story-top", this.line, hide),
+      element("div.story-try", this.switch, this.bars, this.below),
     );
     if (app.meta.can.capture) this.box.append(this.examples(reading));
     /** @type {{ text: number, position: number, expected: LikelyToken } | null} */
@@ -53,7 +53,7 @@ export class Story {
       makeButton(name, () => reading.readThis(text)),
     );
     const own = makeButton("your own text", () => reading.open());
-    return element("p", { class: "story-examples" }, "Try ", ...buttons, own);
+    return element("p.story-examples", "Try ", ...buttons, own);
   }
 
   /** @param {State} state */
@@ -91,8 +91,7 @@ export class Story {
     if (!isCopy) return;
     const rows = await headRows.layer(0, layer); // a served page may still have to score them
     const isInduction = rows.some((one) => one.head === head && one.label === LOOKS_UP);
-    if (fresh() && isInduction)
-      this.line.append(element("span", { class: "quiet" }, " It is ", inductionTerm(), "."));
+    if (fresh() && isInduction) this.line.append(element("span.quiet", " It is ", inductionTerm(), "."));
   }
 
   /**
@@ -115,16 +114,15 @@ export class Story {
     const share = `${percent(weight)} of its attention`;
     return [
       "After ",
-      element("em", { text: this.word(position, "to").trim() }),
+      element("em", this.word(position, "to").trim()),
       " the model expects ",
-      element("em", { text: next.trim() || next, title: about }),
+      element("em", { title: about }, next.trim() || next),
       ` (${percent(expected.probability)}). `,
       isCopy ? `Head ${layer}.${head} looked it up, ` : `Head ${layer}.${head} attends most to `,
       here,
       isCopy ? ": " : " (",
       element(
-        "span",
-        { class: "quiet" },
+        "span.quiet",
         isCopy ? `${share} is on what followed “${this.word(position, "to").trim()}” before.` : `${share}).`,
       ),
     ];
@@ -213,9 +211,8 @@ function headNames(heads) {
 function bar(name, probabilities, before) {
   const says = probabilities.map((one) => (one === null ? "hardly any" : percent(one))).join(", ");
   const mean = probabilities.reduce((sum, one) => (sum ?? 0) + (one ?? 0), 0) ?? 0;
-  const track = element("span", { class: "story-track", "aria-hidden": "true" }, element("i"));
-  track.style.setProperty("--share", String(before));
+  const track = element("span.story-track", { "aria-hidden": "true", "--share": before }, element("i"));
   if (probabilities.length)
     requestAnimationFrame(() => track.style.setProperty("--share", String(mean / probabilities.length)));
-  return element("li", {}, element("span", { text: name }), track, element("b", { text: says }));
+  return element("li", element("span", name), track, element("b", says));
 }

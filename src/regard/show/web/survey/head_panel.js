@@ -16,13 +16,13 @@ export class HeadPanel {
   constructor(app) {
     this.app = app;
     this.title = element("h2");
-    this.tags = element("span", { class: "tags" });
-    this.sentence = element("p", { class: "head-sentence" });
+    this.tags = element("span.tags");
+    this.sentence = element("p.head-sentence");
     this.open = makeButton("Open in Map", () => {
       if (this.row) app.set({ view: "map", layer: this.row.layer, head: this.row.head });
     });
-    this.body = element("div", { class: "survey-head-body" });
-    const heading = element("div", { class: "survey-heading" }, this.title, this.tags, this.open);
+    this.body = element("div.survey-head-body");
+    const heading = element("div.survey-heading", this.title, this.tags, this.open);
     const label = { class: "survey-head", "aria-label": "The chosen head", "aria-live": "polite" };
     this.box = element("section", label, heading, this.sentence, this.body);
     /** @type {SurveyRow | null} */
@@ -53,26 +53,24 @@ export class HeadPanel {
 
 /** @param {SurveyHead} head */
 function examples({ examples: all }) {
-  const box = element("section", {}, element("h3", { text: "Strongest examples" }));
+  const title = element("h3", "Strongest examples");
   if (!all.length) {
-    const text = "No window of the corpus has an attention weight that is not on its first token.";
-    box.append(element("p", { class: "note", text }));
-    return box;
+    const none = "No window of the corpus has an attention weight that is not on its first token.";
+    return element("section", title, element("p.note", none));
   }
   const about = "One for each window. The query is outlined, and the keys are shaded by its weight on them.";
-  box.append(element("p", { class: "note", text: about }), element("ol", { class: "survey-examples" }));
-  box.lastElementChild?.append(...all.map(exampleItem));
-  return box;
+  const list = element("ol.survey-examples", ...all.map(exampleItem));
+  return element("section", title, element("p.note", about), list);
 }
 
 /** @param {SurveyExample} example */
 function exampleItem(example) {
-  const text = element("p", { class: "survey-excerpt", dir: directionOf(example.tokens) });
+  const text = element("p.survey-excerpt", { dir: directionOf(example.tokens) });
   for (const { token, gap, isQuery, weight, position } of excerptOf(example)) {
-    if (gap) text.append(element("span", { class: "survey-gap", text: " … " }));
+    if (gap) text.append(element("span.survey-gap", " … "));
     const kind = `survey-token${isQuery ? " asking" : ""}${weight === null ? "" : " attended"}`;
-    const span = element("span", { class: kind, text: inRunningText(token) });
-    if (weight !== null) span.style.setProperty("--weight", `${Math.round(100 * Math.min(1, weight))}%`);
+    const shade = weight === null ? null : `${Math.round(100 * Math.min(1, weight))}%`;
+    const span = element("span", { class: kind, "--weight": shade }, inRunningText(token));
     const share = weight === null ? "" : `${percent(weight)} of the query’s attention`;
     if (isQuery || share)
       span.title = [isQuery ? "The query" : "", share, `token ${position}`].filter(Boolean).join(", ");
@@ -81,7 +79,7 @@ function exampleItem(example) {
   const strongest = example.keys.find(([place]) => example.positions[place] > 0);
   const key = strongest ? example.tokens[strongest[0]] : "";
   const words = `${percent(example.weight)} on “${short(key)}”, window ${count(example.window + 1)}`;
-  return element("li", {}, element("p", { class: "small quiet", text: words }), text);
+  return element("li", element("p.small.quiet", words), text);
 }
 
 /** @param {SurveyHead} head */
@@ -90,8 +88,7 @@ function sides({ queries, keys, distances }) {
   const named = (tokens) => tokens.map(({ token, share }) => ({ name: short(token, 14), share }));
   const bins = distances.map((bin) => ({ name: rangeName(bin), share: bin.share }));
   return element(
-    "div",
-    { class: "survey-sides" },
+    "div.survey-sides",
     bars("Queries that attend the most", named(queries)),
     bars("Keys that are attended to", named(keys)),
     bars("Tokens from query to key", bins),
@@ -105,13 +102,10 @@ function sides({ queries, keys, distances }) {
  */
 function bars(title, shares) {
   const top = Math.max(1e-9, ...shares.map(({ share }) => share));
-  const list = element("ul", { class: "survey-bars" });
-  for (const { name, share } of shares) {
-    const bar = element("span", { class: "survey-bar", "aria-hidden": "true" });
-    bar.style.setProperty("--share", `${(100 * share) / top}%`);
-    const label = element("span", { class: "survey-bar-name", text: name, title: name });
-    const value = element("span", { class: "survey-bar-value", text: percent(share) });
-    list.append(element("li", {}, label, bar, value));
-  }
-  return element("section", {}, element("h3", { text: title }), list);
+  const lines = shares.map(({ name, share }) => {
+    const bar = element("span.survey-bar", { "aria-hidden": "true", "--share": `${(100 * share) / top}%` });
+    const label = element("span.survey-bar-name", { title: name }, name);
+    return element("li", label, bar, element("span.survey-bar-value", percent(share)));
+  });
+  return element("section", element("h3", title), element("ul.survey-bars", ...lines));
 }

@@ -32,9 +32,9 @@ export class SurveyView extends PageView {
       },
       table: () => surveyRows(this.survey),
     });
-    const controls = element("div", { class: "bar-of-choices" }, this.across, this.up, this.which, save);
-    this.lead = element("p", { class: "lead" });
-    this.about = element("p", { class: "note" });
+    const controls = element("div.bar-of-choices", this.across, this.up, this.which, save);
+    this.lead = element("p.lead");
+    this.about = element("p.note");
     this.scatter = chart(380, (surveyHead) => app.set({ surveyHead }));
     this.panel = new HeadPanel(app);
     const key = "A filled dot is a head with a label. Choose one with a click, or in the list above.";
@@ -44,11 +44,11 @@ export class SurveyView extends PageView {
       this.lead,
       this.about,
       this.scatter,
-      element("p", { class: "note", text: key }),
+      element("p.note", key),
     );
-    const grid = element("div", { class: "survey-grid" }, plot, this.panel.box);
-    this.column = element("div", { class: "column survey-column" }, grid);
-    root.append(controls, element("div", { class: "scroll" }, this.column));
+    const grid = element("div.survey-grid", plot, this.panel.box);
+    this.column = element("div.column.survey-column", grid);
+    root.append(controls, element("div.scroll", this.column));
     this.names = chosenScores(this.survey, app.state);
     const { model, windows, tokens, heads } = this.survey;
     const read = `${some(windows, "window")} (${count(tokens)} tokens)`;

@@ -28,7 +28,7 @@ export function makeTextControls(view) {
   const scale = choice("Scale", "text-scale", scales, (value) => app.set({ scale: value }));
   const settings = foldedSettings(second, ...quantities.parts, direction, scope, sink, scale);
   return {
-    bar: element("div", { class: "bar-of-choices" }, picker, ...settings),
+    bar: element("div.bar-of-choices", picker, ...settings),
     /** The token that contributions are of, in quotes. */
     get predicted() {
       return quantities.predicted;

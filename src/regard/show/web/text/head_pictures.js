@@ -18,8 +18,8 @@ export class HeadPictures {
   constructor(app) {
     this.app = app;
     this.title = element("h3");
-    this.list = element("div", { class: "head-pictures" });
-    this.box = element("section", { class: "heads-of-layer", hidden: true }, this.title, this.list);
+    this.list = element("div.head-pictures");
+    this.box = element("section.heads-of-layer", { hidden: true }, this.title, this.list);
     this.made = ""; // for which layer
     /** @type {SmallPicture[]} */
     this.small = [];
@@ -73,12 +73,12 @@ export class HeadPictures {
     this.title.textContent = `The heads of layer ${layer.key}`;
     const picture = this.app.meta.texts[state.text].pictures?.images[span.picture] ?? null;
     this.small = layer.heads.slice(0, MOST).map((head) => {
-      const heat = element("canvas", { width: span.cols, height: span.rows, class: "ground small" });
+      const heat = element("canvas.ground.small", { width: span.cols, height: span.rows });
       const shown = pictureBox(span, picture);
       shown.append(heat);
-      const share = element("span", { class: "quiet" });
+      const share = element("span.quiet");
       const choose = () => this.app.set({ head, scope: "head" });
-      const words = element("span", { text: `head ${head}` });
+      const words = element("span", `head ${head}`);
       const button = makeButton("", choose, { class: "head-picture" }, shown, words, share);
       return { head, button, heat, share };
     });

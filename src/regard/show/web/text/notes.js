@@ -3,7 +3,7 @@
 
 import { percent } from "../data/format.js";
 import { rampBar } from "../parts/controls.js";
-import { element, tokenLine } from "../parts/dom.js";
+import { element, tableRows, tokenLine } from "../parts/dom.js";
 import { rankingTitle, spell } from "../data/quantity.js";
 import { short, visible } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
@@ -40,28 +40,23 @@ export class TextNotes {
   /** @param {(token: number) => void} choose */
   constructor(choose) {
     this.choose = choose;
-    this.chosen = element("div", { class: "notes-block" });
+    this.chosen = element("div.notes-block");
     this.title = element("h3");
-    this.list = element("ol", { class: "ranked" });
-    this.ranking = element("div", { class: "notes-block" }, this.title, this.list);
-    this.secondList = element("ol", { class: "ranked" });
-    this.secondTitle = element("p", { class: "small legend-line second" });
-    this.second = element(
-      "div",
-      { class: "notes-block second-head", hidden: true },
-      this.secondTitle,
-      this.secondList,
-    );
+    this.list = element("ol.ranked");
+    this.ranking = element("div.notes-block", this.title, this.list);
+    this.secondList = element("ol.ranked");
+    this.secondTitle = element("p.small.legend-line.second");
+    this.second = element("div.notes-block.second-head", { hidden: true }, this.secondTitle, this.secondList);
     this.ramp = rampBar();
     this.heat = heatBar(); // of tokens that are patches of a picture
     this.heat.append("in the picture");
-    this.note = element("p", { class: "small quiet text-note" });
-    this.shares = element("table", { class: "shares" });
-    this.marked = element("p", { class: "small quiet" });
-    this.patches = element("div", { class: "notes-block", hidden: true }, this.shares, this.marked);
+    this.note = element("p.small.quiet.text-note");
+    this.shares = element("table.shares");
+    this.marked = element("p.small.quiet");
+    this.patches = element("div.notes-block", { hidden: true }, this.shares, this.marked);
     this.box = element(
-      "aside",
-      { class: "text-notes", "aria-label": "Selected token" },
+      "aside.text-notes",
+      { "aria-label": "Selected token" },
       this.chosen,
       this.patches,
       this.ranking,
@@ -78,7 +73,7 @@ export class TextNotes {
     for (const part of parts) part.hidden = true;
     this.list.replaceChildren();
     this.note.textContent = "";
-    this.chosen.replaceChildren(element("p", { class: "quiet", text: "No token is selected." }));
+    this.chosen.replaceChildren(element("p.quiet", "No token is selected."));
   }
 
   /** @param {TokenFindings} findings */
@@ -87,12 +82,13 @@ export class TextNotes {
     this.showPatches(findings);
     this.ranking.hidden = this.ramp.hidden = false;
     this.chosen.replaceChildren(
-      element("h3", { text: `${UNIT_TITLE[quantity.units]} ${shaded.token}${pinned ? ", pinned" : ""}` }),
-      element("p", { class: "big-token token", text: visible((tokens[shaded.token] ?? "").slice(0, 60)) }),
-      element("p", { class: `small quiet ${second ? "legend-line first" : ""}`, text: scope }),
+      element("h3", `${UNIT_TITLE[quantity.units]} ${shaded.token}${pinned ? ", pinned" : ""}`),
+      element("p.big-token.token", visible((tokens[shaded.token] ?? "").slice(0, 60))),
+      element("p", { class: `small quiet ${second ? "legend-line first" : ""}` }, scope),
     );
-    if (cut) this.chosen.append(element("p", { class: "small cut-note", text: cut }));
-    if (!pinned) this.chosen.append(element("p", { class: "small quiet hint", text: hint() }));
+    if (cut) this.chosen.append(element("p.small.cut-note", cut));
+    const hint = matchMedia("(hover: none)").matches ? HINT.touch : HINT.point;
+    if (!pinned) this.chosen.append(element("p.small.quiet.hint", hint));
     this.title.textContent = rankingTitle(quantity, looking);
     this.list.replaceChildren(...this.lines(findings));
     this.second.hidden = !second;
@@ -111,17 +107,8 @@ export class TextNotes {
     this.shares.hidden = !looking || shares.length < 2;
     this.marked.hidden = !looking || !outliers.size;
     this.patches.hidden = this.shares.hidden && this.marked.hidden;
-    const head = ["Attention to", "here", "if uniform"].map((text) => element("th", { scope: "col", text }));
-    const rows = shares.map(({ name, share, uniform }) =>
-      element(
-        "tr",
-        {},
-        element("th", { scope: "row", text: name }),
-        element("td", { text: percent(share) }),
-        element("td", { class: "quiet", text: percent(uniform) }),
-      ),
-    );
-    this.shares.replaceChildren(element("tr", {}, ...head), ...rows);
+    const lines = shares.map(({ name, share, uniform }) => [name, percent(share), percent(uniform)]);
+    this.shares.replaceChildren(...tableRows(["Attention to", "here", "if uniform"], lines));
     const named = [...outliers]
       .slice(0, NAMED)
       .map(([token, share]) => `${short(tokens[token] ?? "", 24)} (${percent(share)})`);
@@ -136,17 +123,13 @@ export class TextNotes {
    */
   lines({ tokens, shaded: { top, signed }, ranking: { best }, quantity }) {
     return best.map(({ token, w }) => {
-      const weight = element("span", { class: "weight", text: spell(quantity, w), "data-weight": w });
+      const weight = element("span.weight", { "data-weight": w }, spell(quantity, w));
       const button = tokenLine(token, short(tokens[token] ?? "", 24), weight, () => this.choose(token), {
         title: `Go to ${UNIT[quantity.units]} ${token}`,
         class: signed ? (w < 0 ? "below" : "above") : null,
+        "--share": Math.abs(w) / top,
       });
-      button.style.setProperty("--share", String(Math.abs(w) / top));
-      return element("li", {}, button);
+      return element("li", button);
     });
   }
-}
-
-function hint() {
-  return matchMedia("(hover: none)").matches ? HINT.touch : HINT.point;
 }

@@ -41,12 +41,9 @@ export function arrangePatches(spans, names, layout, images) {
  * @param {PictureMeta | null} picture null if it was not kept
  */
 export function pictureBox({ rows, cols }, picture) {
-  const box = element("span", { class: "patch-picture", role: "presentation" });
-  box.style.setProperty("--rows", String(rows));
-  box.style.setProperty("--cols", String(cols));
-  box.style.setProperty("--shape", String(picture ? picture.width / picture.height : cols / rows));
-  if (picture) box.append(greyGround(picture));
-  return box;
+  const shape = picture ? picture.width / picture.height : cols / rows;
+  const grid = { role: "presentation", "--rows": rows, "--cols": cols, "--shape": shape };
+  return element("span.patch-picture", grid, picture && greyGround(picture));
 }
 
 /** @param {PictureMeta} picture */

@@ -14,10 +14,10 @@ export class TextPredictions {
     this.app = app;
     this.title = element("h3");
     this.lists = element("div");
-    this.sentence = element("p", { class: "small quiet", "aria-live": "polite" });
-    this.box = element("section", { class: "text-predictions", "aria-label": "Next-token predictions" });
-    this.mean = element("p", { class: "small quiet push" });
-    const head = element("div", { class: "predictions-head" }, this.title, this.sentence, this.mean);
+    this.sentence = element("p.small.quiet", { "aria-live": "polite" });
+    this.box = element("section.text-predictions", { "aria-label": "Next-token predictions" });
+    this.mean = element("p.small.quiet.push");
+    const head = element("div.predictions-head", this.title, this.sentence, this.mean);
     this.box.append(head, this.lists);
     this.shown = "";
     this.fetch = latest(this.find.bind(this));

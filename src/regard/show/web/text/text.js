@@ -34,7 +34,7 @@ export class TextView extends PageView {
     super(...place);
     const { root, app } = this;
     this.controls = makeTextControls(this);
-    this.said = element("p", { class: "text-said", "aria-live": "polite" });
+    this.said = element("p.text-said", { "aria-live": "polite" });
     this.notes = new TextNotes((token) => this.pin(token));
     this.attribution = new AttributionPanel(app);
     this.notes.box.append(this.attribution.box);
@@ -51,8 +51,8 @@ export class TextView extends PageView {
     /** @type {Map<number, number>} */
     this.outliers = new Map(); // patches that receive far more than others, with their mean weights
     this.heads = new HeadPictures(app);
-    this.about = element("p", { class: "small quiet picture-about" }); // how a picture's colours were found
-    this.sheet = element("div", { class: "text-sheet" }, this.page.body);
+    this.about = element("p.small.quiet.picture-about"); // how a picture's colours were found
+    this.sheet = element("div.text-sheet", this.page.body);
     this.arcs = new ArcLayer(this.sheet);
     this.look = latest((fresh) => this.findWeights(fresh));
     const save = exportMenu(app, {
@@ -61,9 +61,9 @@ export class TextView extends PageView {
       table: () => weightRows(this),
     });
     this.controls.bar.append(save);
-    const scroll = element("div", { class: "text-scroll" }, this.sheet, this.heads.box, this.about);
-    const main = element("div", { class: "text-main" }, this.said, scroll, this.predictions.box);
-    root.append(this.controls.bar, element("div", { class: "text-view" }, main, this.notes.box));
+    const scroll = element("div.text-scroll", this.sheet, this.heads.box, this.about);
+    const main = element("div.text-main", this.said, scroll, this.predictions.box);
+    root.append(this.controls.bar, element("div.text-view", main, this.notes.box));
     this.listen();
   }
 

@@ -20,8 +20,7 @@ const STALE = 255; // a level that no token has, so that it is painted again
 /** A list of tokens, one span for each. */
 export class TokenText {
   constructor() {
-    this.body = element("div", {
-      class: "text-body",
+    this.body = element("div.text-body", {
       role: "listbox",
       tabindex: "0",
       "aria-label": "Tokens of the text",
@@ -45,7 +44,7 @@ export class TokenText {
    * @param {number | null} boundary
    */
   write({ tokens, second, spaced }, boundary) {
-    const blank = element("span", { class: "tok", role: "option" }); // copies are quicker, and there are many
+    const blank = element("span.tok", { role: "option" }); // copies are quicker, and there are many
     const split = splitTokens(tokens);
     this.spans = split.map(({ text, first }, i) => {
       const span = Object.assign(/** @type {HTMLSpanElement} */ (blank.cloneNode()), { token: i });
@@ -67,7 +66,7 @@ export class TokenText {
     this.body.replaceChildren(
       ...ends.map((end, n) => {
         const start = n ? ends[n - 1] : 0;
-        const line = element("div", { class: "line", dir: directionOf(tokens.slice(start, end)) });
+        const line = element("div.line", { dir: directionOf(tokens.slice(start, end)) });
         line.append(
           ...split.slice(start, end).flatMap((token, i) => this.written(token, start + i, split, spaced)),
         );
@@ -76,7 +75,7 @@ export class TokenText {
     );
     if (second)
       this.spans[second]?.before(
-        element("span", { class: "second-text", text: "attends to the text above:", role: "presentation" }),
+        element("span.second-text", { role: "presentation" }, "attends to the text above:"),
       );
   }
 
@@ -111,7 +110,7 @@ export class TokenText {
   together(split, first) {
     const { text, pieces } = split[first];
     const character = [...text].at(-1) ?? "";
-    const whole = element("span", { class: "split", role: "presentation" });
+    const whole = element("span.split", { role: "presentation", "--pieces": pieces });
     const others = this.spans.slice(first, first + pieces).filter((_, n) => split[first + n].first === first);
     others.forEach((span, n) => {
       const words = `${visible(character)}, piece ${n + 1} of ${pieces}`;
@@ -121,7 +120,6 @@ export class TokenText {
       span.style.setProperty("--piece", String(n));
       whole.append(span);
     });
-    whole.style.setProperty("--pieces", String(pieces));
     return whole;
   }
 

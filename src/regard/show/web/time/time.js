@@ -48,10 +48,10 @@ export class TimeView extends PageView {
       table: () => historyRows(this.run.steps, this.scores[this.name]),
     });
     const parts = [this.slider, this.play, this.on, this.which, save];
-    const controls = element("div", { class: "bar-of-choices" }, ...parts);
-    this.column = element("div", { class: "column" });
-    this.title = element("p", { class: "lead", "aria-live": "polite" });
-    this.about = element("p", { class: "note" });
+    const controls = element("div.bar-of-choices", ...parts);
+    this.column = element("div.column");
+    this.title = element("p.lead", { "aria-live": "polite" });
+    this.about = element("p.note");
     this.ramp = rampBar();
     this.table = headTable(
       "Score of every head at this step",
@@ -61,9 +61,9 @@ export class TimeView extends PageView {
     this.lines = chart(300, (head) => app.set({ chosenHead: head }));
     this.nameLine(this.table);
     this.losses = chart(200);
-    this.judging = element("section", {}, element("h2", { text: "Loss" }), this.losses);
-    this.sample = element("blockquote", { class: "sample" });
-    this.sampled = element("section", {}, element("h2", { text: "What the model writes" }), this.sample);
+    this.judging = element("section", element("h2", "Loss"), this.losses);
+    this.sample = element("blockquote.sample");
+    this.sampled = element("section", element("h2", "What the model writes"), this.sample);
     this.slider.input.addEventListener("pointerdown", () => this.stop());
     root.append(controls, this.layout());
   }
@@ -81,13 +81,13 @@ export class TimeView extends PageView {
   }
 
   layout() {
-    const heads = element("section", {}, element("h2", { text: "Every head" }), this.table, this.ramp);
-    const curves = element("section", {}, element("h2", { text: "Over the run" }), this.lines);
-    const grid = element("div", { class: "time-grid" }, heads, curves, this.judging, this.sampled);
-    const alarms = (this.run.alarms ?? []).map((sentence) => element("li", { text: sentence }));
-    const warned = alarms.length ? [element("ul", { class: "note", "aria-label": "Alarms" }, ...alarms)] : [];
+    const heads = element("section", element("h2", "Every head"), this.table, this.ramp);
+    const curves = element("section", element("h2", "Over the run"), this.lines);
+    const grid = element("div.time-grid", heads, curves, this.judging, this.sampled);
+    const alarms = (this.run.alarms ?? []).map((sentence) => element("li", sentence));
+    const warned = alarms.length ? [element("ul.note", { "aria-label": "Alarms" }, ...alarms)] : [];
     this.column.append(this.title, this.about, ...warned, grid);
-    return element("div", { class: "scroll" }, this.column);
+    return element("div.scroll", this.column);
   }
 
   /** @param {string} on */

@@ -2,69 +2,39 @@
 // Which tokens go through the model at each step, drawn: a row for each step, a column for each token.
 
 import { last } from "../data/arrays.js";
-import { contextOf } from "../parts/dom.js";
-import { drawings } from "../picture/canvas_drawings.js";
+import { svgElement } from "../parts/dom.js";
 
 const WAYS = /** @type {const} */ (["recomputed", "cached"]);
 const TITLE = 18; // pixels above the rows, and
 const SPACE = 14; // below them
 
-/** @typedef {() => { run: string, read: string }} ComputedColours of computed and of cached tokens, at this moment */
-
 /**
  * Draws the steps without and with the cache.
- * @param {HTMLCanvasElement} canvas
  * @param {GenerationStep[]} steps
- * @param {ComputedColours} colours
+ * @param {number} wide pixels
  */
-export function drawComputed(canvas, steps, colours) {
-  const wide = canvas.clientWidth || 480;
-  const row = Math.max(2, Math.min(9, Math.floor(120 / steps.length)));
-  const high = 2 * (TITLE + row * steps.length) + SPACE;
-  const pixel = devicePixelRatio || 1;
-  canvas.width = wide * pixel;
-  canvas.height = high * pixel;
-  canvas.style.height = `${high}px`;
-  const context = contextOf(canvas);
-  context.scale(pixel, pixel);
-  const paint = (/** @type {Drawing} */ drawing) => {
-    const { fontFamily, color } = getComputedStyle(canvas);
-    drawing.font = `12px ${fontFamily}`;
-    WAYS.forEach((way, n) => {
-      const top = n * (TITLE + row * steps.length + SPACE);
-      drawing.fillStyle = color;
-      drawing.fillText(way === "cached" ? "With the cache" : "Without the cache", 0, top + 11);
-      paintRows(drawing, steps, way, { top: top + TITLE, row, wide }, colours());
-    });
-  };
-  paint(context);
-  drawings.set(canvas, paint);
+export function computedPicture(steps, wide) {
   const latest = last(steps);
-  canvas.setAttribute(
-    "aria-label",
-    `In the last step the model computes ${latest.computed.cached} of ${latest.position} tokens with the cache, ` +
-      `and all ${latest.computed.recomputed} without it`,
-  );
-}
-
-/**
- * @param {Drawing} drawing
- * @param {GenerationStep[]} steps
- * @param {typeof WAYS[number]} way
- * @param {{ top: number, row: number, wide: number }} place
- * @param {ReturnType<ComputedColours>} colours
- */
-function paintRows(drawing, steps, way, { top, row, wide }, { run, read }) {
+  const row = Math.max(2, Math.min(9, Math.floor(120 / steps.length)));
   const gap = row > 3 ? 1 : 0;
-  const unit = wide / last(steps).position;
-  steps.forEach((step, i) => {
-    const y = top + i * row;
-    const through = step.computed[way];
-    if (way === "cached") {
-      drawing.fillStyle = read;
-      drawing.fillRect(0, y, (step.position - through) * unit, row - gap);
-    }
-    drawing.fillStyle = run;
-    drawing.fillRect((step.position - through) * unit, y, Math.max(1.5, through * unit), row - gap);
+  const unit = wide / latest.position;
+  const label =
+    `In the last step the model computes ${latest.computed.cached} of ${latest.position} tokens with the cache, ` +
+    `and all ${latest.computed.recomputed} without it`;
+  const high = 2 * (TITLE + row * steps.length) + SPACE;
+  const picture = svgElement("svg", { class: "computed", width: wide, height: high, role: "img" });
+  picture.setAttribute("aria-label", label);
+  WAYS.forEach((way, n) => {
+    const top = n * (TITLE + row * steps.length + SPACE);
+    const title = way === "cached" ? "With the cache" : "Without the cache";
+    picture.append(svgElement("text", { x: 0, y: top + 11 }, title));
+    steps.forEach(({ position, computed }, i) => {
+      const place = { y: top + TITLE + i * row, height: row - gap };
+      const [run, read] = [computed[way], position - computed[way]];
+      const width = Math.max(1.5, run * unit);
+      if (read) picture.append(svgElement("rect", { class: "read", x: 0, width: read * unit, ...place }));
+      picture.append(svgElement("rect", { class: "run", x: read * unit, width, ...place }));
+    });
   });
+  return picture;
 }

@@ -2,23 +2,21 @@
 // What a generation wrote and what was measured of it: the text, a table, a chart and a picture.
 
 import { chart } from "../parts/chart.js";
-import { element } from "../parts/dom.js";
+import { element, tableRows } from "../parts/dom.js";
 import { isStart, START_MARK } from "../data/tokens.js";
 import { joinTokens, splitTokens, withToken } from "../data/split_characters.js";
-import { drawComputed } from "./computed.js";
+import { computedPicture } from "./computed.js";
 import { agreement, bothTimes, measurements, timeChart } from "./measurements.js";
 import { plainToken } from "./prompt.js";
 
 /** The figures of one generation. */
 export class GenerationFigures {
   constructor() {
-    this.written = element("p", { class: "written", dir: "auto", "aria-label": "Generated text" });
-    this.table = element("table", { class: "measured" });
-    this.agreement = element("p", { class: "note" });
+    this.written = element("p.written", { dir: "auto", "aria-label": "Generated text" });
+    this.table = element("table.measured");
+    this.agreement = element("p.note");
     this.times = chart(240);
-    this.picture = element("canvas", { class: "computed", role: "img" });
-    this.run = element("i", { class: "run" });
-    this.read = element("i", { class: "read" });
+    this.picture = element("div.computed-box");
     /** @type {GenerationStep[]} */
     this.steps = [];
     /** @type {string[]} */
@@ -26,14 +24,12 @@ export class GenerationFigures {
     /** @type {HTMLElement[]} */
     this.spans = []; // as they are written
     this.box = element(
-      "section",
-      { class: "cache-measured" },
+      "section.cache-measured",
       this.written,
       element(
-        "div",
-        { class: "write-figures" },
-        element("section", {}, element("h2", { text: "Measurements" }), this.table, this.agreement),
-        element("section", {}, element("h2", { text: "Time per token" }), this.times),
+        "div.write-figures",
+        element("section", element("h2", "Measurements"), this.table, this.agreement),
+        element("section", element("h2", "Time per token"), this.times),
         this.computed(),
       ),
     );
@@ -43,15 +39,13 @@ export class GenerationFigures {
   /** The picture of what goes through the model, with its key. */
   computed() {
     return element(
-      "section",
-      { class: "whole" },
-      element("h2", { text: "Tokens computed in each step" }),
+      "section.whole",
+      element("h2", "Tokens computed in each step"),
       element(
-        "p",
-        { class: "small quiet" },
+        "p.small.quiet",
         "One row for each generated token, one column for each token of the text: ",
-        element("span", { class: "computed-key" }, this.run, "computed"),
-        element("span", { class: "computed-key" }, this.read, "read from the cache"),
+        element("span.computed-key", element("i.run"), "computed"),
+        element("span.computed-key", element("i"), "read from the cache"),
       ),
       this.picture,
     );
@@ -65,12 +59,12 @@ export class GenerationFigures {
     const text = plainToken(joinTokens(tokens.map((token, i) => (isStart(token, i) ? START_MARK : token))));
     this.tokens = [];
     this.spans = [];
-    this.written.replaceChildren(...(text ? [element("span", { class: "quiet", text })] : []));
+    this.written.replaceChildren(...(text ? [element("span.quiet", text)] : []));
   }
 
   /** @param {GenerationStep} step */
   write({ token, seconds }) {
-    const span = element("span", { class: "tok new", title: bothTimes(seconds) });
+    const span = element("span.tok.new", { title: bothTimes(seconds) });
     this.written.append(span);
     this.spans.push(span);
     this.tokens = withToken(this.tokens, token); // pieces of a character are known once it is whole
@@ -88,29 +82,20 @@ export class GenerationFigures {
     this.steps = steps;
     this.box.hidden = !steps.length;
     if (!steps.length) return;
-    const titles = ["", "with the cache", "without it", ""];
-    const head = element("tr", {}, ...titles.map((text) => element("th", { text, scope: "col" })));
-    const rows = measurements(steps, layers).map(({ title, cached, recomputed, gain }) =>
-      element(
-        "tr",
-        {},
-        element("th", { text: title, scope: "row" }),
-        element("td", { text: cached }),
-        element("td", { text: recomputed }),
-        element("td", { class: "quiet", text: gain }),
-      ),
-    );
-    this.table.replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
+    const lines = measurements(steps, layers).map(({ title, cached, recomputed, gain }) => [
+      title,
+      cached,
+      recomputed,
+      gain,
+    ]);
+    this.table.replaceChildren(...tableRows(["", "with the cache", "without it", ""], lines));
     this.agreement.textContent = agreement(steps);
     this.times.draw(timeChart(steps));
     this.paint();
   }
 
   paint() {
-    if (!this.steps.length) return;
-    drawComputed(this.picture, this.steps, () => ({
-      run: getComputedStyle(this.run).backgroundColor,
-      read: getComputedStyle(this.read).backgroundColor,
-    }));
+    if (this.steps.length)
+      this.picture.replaceChildren(computedPicture(this.steps, this.picture.clientWidth || 480));
   }
 }

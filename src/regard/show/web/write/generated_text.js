@@ -15,13 +15,10 @@ export class GeneratedText {
     this.number = -1; // of the text, once it was read
     /** @type {AbortController | null} */
     this.running = null; // what stops it
-    this.said = element("span", { class: "note", "aria-live": "polite" });
-    this.box = element("div", { class: "fields generated-text", hidden: true });
-    this.box.append(
-      makeButton("Open in Map", () => this.open("map")),
-      makeButton("Open in Text", () => this.open("text")),
-      this.said,
-    );
+    this.said = element("span.note", { "aria-live": "polite" });
+    const map = makeButton("Open in Map", () => this.open("map"));
+    const text = makeButton("Open in Text", () => this.open("text"));
+    this.box = element("div.fields.generated-text", { hidden: true }, map, text, this.said);
   }
 
   /** @param {string} prompt of a generation that begins */

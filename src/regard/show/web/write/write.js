@@ -36,8 +36,8 @@ export class WriteView extends PageView {
     /** @type {AbortController | null} */
     this.running = null; // what stops it
     this.form = makeForm(() => this.generate());
-    this.lead = element("p", { class: "lead" });
-    this.said = element("p", { class: "note", role: "status" });
+    this.lead = element("p.lead");
+    this.said = element("p.note", { role: "status" });
     this.figures = new GenerationFigures();
     this.opening = new GeneratedText(app);
     const save = exportMenu(app, {
@@ -45,11 +45,11 @@ export class WriteView extends PageView {
       picture: async () => viewFigure([this.figures.box], textWords(app, "the KV cache", app.state.text)),
       table: () => stepRows(this.steps),
     });
-    const top = element("div", { class: "write-top" }, this.lead, save);
+    const top = element("div.write-top", this.lead, save);
     this.figures.written.after(this.opening.box);
     const parts = [top, this.form.box, this.said, this.figures.box];
-    const column = element("div", { class: "column" }, ...parts);
-    root.append(element("div", { class: "scroll", tabindex: "-1" }, column));
+    const column = element("div.column", ...parts);
+    root.append(element("div.scroll", { tabindex: "-1" }, column));
   }
 
   async generate() {
@@ -141,42 +141,37 @@ export class WriteView extends PageView {
  * @param {() => void} submit
  */
 function makeForm(submit) {
-  const prompt = element("textarea", {
-    class: "prompt",
+  const prompt = element("textarea.prompt", {
     rows: 3,
     maxlength: 20000,
     "aria-label": "Prompt",
     spellcheck: "false",
   });
-  const tokens = element("input", {
+  const tokens = element("input.place-input", {
     type: "number",
-    class: "place-input",
     min: 1,
     max: 256,
     value: TOKENS,
     "aria-label": "Number of tokens to generate",
   });
-  const temperature = element("input", {
+  const temperature = element("input.place-input", {
     type: "number",
-    class: "place-input",
     min: 0,
     max: 5,
     step: 0.1,
     value: 0.8,
     "aria-describedby": "sampling",
   });
-  const sampling = element("span", {
-    class: "quiet small",
-    id: "sampling",
-    text: "0: always the likeliest token. 1: drawn with the model’s own probabilities.",
-  });
+  const sampling = element(
+    "span.quiet.small",
+    { id: "sampling" },
+    "0: always the likeliest token. 1: drawn with the model’s own probabilities.",
+  );
   const button = makeButton("Generate", submit, { class: "button strong" });
   /** @param {string} text @param {HTMLElement} input */
-  const field = (text, input) =>
-    element("label", { class: "field" }, element("span", { class: "quiet small", text }), input);
+  const field = (text, input) => element("label.field", element("span.quiet.small", text), input);
   const fields = element(
-    "div",
-    { class: "fields" },
+    "div.fields",
     field("Tokens", tokens),
     field("Temperature", temperature),
     sampling,
@@ -186,7 +181,7 @@ function makeForm(submit) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
   });
   return {
-    box: element("div", { class: "write-form", "data-off-paper": "" }, prompt, fields),
+    box: element("div.write-form", { "data-off-paper": "" }, prompt, fields),
     prompt,
     button,
     values: () => ({

@@ -1,13 +1,13 @@
 // @ts-check
 // All layers × heads as small maps: choose one. Heads that share a key/value head stand together.
 
-import { ARROWS, badge, element, reveal } from "../../parts/dom.js";
+import { ARROWS, badge, element, makeButton, reveal } from "../../parts/dom.js";
 import { labelWords } from "../../parts/head_words.js";
 import { ProgressPanel } from "../../parts/progress_panel.js";
 import { LayerQueue } from "../../data/layer_queue.js";
 import { headBeside, maskName } from "../../data/layers.js";
 import { settings } from "../../data/settings.js";
-import { paintThumb, thumbScale } from "../../parts/map_scale.js";
+import { paintHead } from "../../parts/map_scale.js";
 import { captureSummary, columnNumbers, gridSizes } from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement, layer: Layer, head: number }} Thumbnail */
@@ -27,13 +27,13 @@ export class Thumbnails {
     this.came = came;
     /** @type {Map<string, Map<number, Thumbnail>>} */
     this.rows = new Map(); // a layer's key → its buttons by head
-    /** @type {Map<Thumbnail, Uint8Array>} */
-    this.pictures = new Map(); // a button → its bytes
+    /** @type {Map<string, Thumbs>} */
+    this.thumbs = new Map(); // of the layers that have come, by their keys
     this.text = -1;
     this.kind = "linear"; // of the colour scale, or "log"
     this.whole = false; // whether the colours end at 1
     this.columns = 0; // heads in one line
-    this.numbers = element("div", { class: "grid-row grid-numbers", "aria-hidden": "true" });
+    this.numbers = element("div.grid-row.grid-numbers", { "aria-hidden": "true" });
     new ResizeObserver(() => this.text >= 0 && this.resize()).observe(root);
     addEventListener("regard-theme", () => this.repaint());
     this.progress = new ProgressPanel("in-list");
@@ -44,7 +44,7 @@ export class Thumbnails {
   }
 
   repaint() {
-    for (const [button, bytes] of this.pictures) this.paint(button, bytes);
+    for (const [key, thumbs] of this.thumbs) this.paint(key, thumbs);
   }
 
   /** Gives the thumbnails the colour scale of the large map. */
@@ -81,39 +81,26 @@ export class Thumbnails {
   /** The thumbnail of the chosen head, as a canvas, if it has come. */
   get chosen() {
     const { layer, head } = this.app.state;
-    const button = this.rows.get(layer)?.get(head);
-    return button && this.pictures.has(button) ? button.picture : null;
+    return (this.thumbs.has(layer) && this.rows.get(layer)?.get(head)?.picture) || null;
   }
 
   build() {
     this.rows.clear();
-    this.pictures.clear();
-    const table = element("div", { class: "grid", role: "grid", "aria-label": "Layers and heads" });
-    for (const layer of this.layers) table.append(this.line(layer));
+    this.thumbs.clear();
+    const lines = this.layers.map((layer) => this.line(layer));
+    const table = element("div.grid", { role: "grid", "aria-label": "Layers and heads" }, ...lines);
     this.columns = 0;
     table.addEventListener("keydown", (event) => this.walk(event));
     for (const kind of ["pointerover", "focusin"])
       table.addEventListener(kind, (event) => this.describe(event.target));
     const { certified, words, text, absent } = captureSummary(this.app.meta.texts[this.text]);
-    const title = element("h2", { text: "Every head" });
-    const head = element("div", { class: "grid-head" }, title);
-    if (!certified) head.append(badge({ certified, text }, words)); // the notes say what is certified
-    const note = element("p", { class: "note heads-warning", text: absent, hidden: !absent });
+    const doubt = certified ? null : badge({ certified, text }, words); // the notes say what is certified
+    const head = element("div.grid-head", element("h2", "Every head"), doubt);
+    const note = element("p.note.heads-warning", { hidden: !absent }, absent);
     const left = leftOutNote(this.app.meta, this.layers);
     this.root.replaceChildren(this.above, head, this.progress.box, note, left, this.numbers, table);
     this.resize();
-    this.startFetching(this.app.state.layer);
-  }
-
-  /**
-   * Fetches the thumbnails of every layer, the chosen one first.
-   * @param {string} chosen
-   */
-  startFetching(chosen) {
-    this.queue.start(
-      this.layers.map(({ key }) => key),
-      chosen,
-    );
+    this.queue.start([...this.rows.keys()], this.app.state.layer);
   }
 
   /** Thumbnails as large as lets a layer stand in one line, or in a few of the same length. */
@@ -127,9 +114,9 @@ export class Thumbnails {
     root.style.setProperty("--columns", String(columns));
     if (columns === this.columns) return;
     this.columns = columns;
-    const numbers = columnNumbers(layers, columns).map((number) => element("span", { text: number }));
+    const numbers = columnNumbers(layers, columns).map((number) => element("span", number));
     this.numbers.hidden = numbers.length === 0;
-    this.numbers.replaceChildren(element("span"), element("div", { class: "grid-heads" }, ...numbers));
+    this.numbers.replaceChildren(element("span"), element("div.grid-heads", ...numbers));
     for (const layer of layers) this.numberLines(layer);
   }
 
@@ -146,7 +133,7 @@ export class Thumbnails {
     line.classList.toggle("wrapped", wrapped);
     line.style.setProperty("--together", String(Math.min(group, columns)));
     for (let at = 0; wrapped && at < heads.length; at += columns) {
-      const start = element("span", { class: "grid-start", text: heads[at], "aria-hidden": "true" });
+      const start = element("span.grid-start", { "aria-hidden": "true" }, heads[at]);
       start.style.gridRow = String(1 + at / columns);
       line.append(start);
     }
@@ -157,24 +144,22 @@ export class Thumbnails {
    * @param {Layer} layer
    */
   line(layer) {
-    const heads = element("div", { class: "grid-heads", role: "presentation" });
     /** @type {Map<number, Thumbnail>} */
-    const buttons = new Map();
-    let group = element("div");
-    layer.heads.forEach((head, at) => {
-      if (at % layer.group === 0) {
-        group = element("div", { class: layer.group > 1 ? "group several" : "group", role: "presentation" });
-        if (layer.group > 1) group.title = `Key/value head ${at / layer.group}`;
-        heads.append(group);
-      }
-      const button = thumbnail(layer, head);
-      button.addEventListener("click", () => this.app.set({ layer: layer.key, head }));
-      buttons.set(head, button);
-      group.append(button);
+    const buttons = new Map(layer.heads.map((head) => [head, thumbnail(layer, head, this.app)]));
+    const groups = Object.values(Object.groupBy(buttons, (_, at) => Math.floor(at / layer.group)));
+    const kind = layer.group > 1 ? "group several" : "group";
+    const heads = groups.map((group = [], n) => {
+      const title = layer.group > 1 ? `Key/value head ${n}` : null;
+      return element(
+        "div",
+        { class: kind, role: "presentation", title },
+        ...group.map(([, button]) => button),
+      );
     });
     this.rows.set(layer.key, buttons);
     const row = { class: "grid-row", role: "row", "aria-label": `Layer ${layer.key}` };
-    return element("div", row, rowHeader(layer, this.layers), heads);
+    const line = element("div.grid-heads", { role: "presentation" }, ...heads);
+    return element("div", row, rowHeader(layer, this.layers), line);
   }
 
   /**
@@ -184,31 +169,28 @@ export class Thumbnails {
    */
   async fetch(text, key) {
     const { app } = this;
-    let pictures;
     try {
-      ({ pictures } = await app.source.thumbs(text, key));
+      const thumbs = await app.source.thumbs(text, key);
+      if (text !== this.text) return;
+      this.thumbs.set(key, thumbs);
+      this.paint(key, thumbs);
+      this.came();
     } catch (error) {
       if (error.name !== "AbortError")
         app.status(`The thumbnails of layer ${key} could not be loaded: ${error.message}`);
-      return;
     }
-    if (text !== this.text) return;
-    [...(this.rows.get(key)?.values() ?? [])].forEach((button, at) => {
-      const bytes = pictures.subarray(at * settings.thumb ** 2, (at + 1) * settings.thumb ** 2);
-      this.pictures.set(button, bytes);
-      this.paint(button, bytes);
-      button.classList.remove("waiting");
-    });
-    this.came();
   }
 
   /**
-   * @param {Thumbnail} button
-   * @param {Uint8Array} bytes
+   * @param {string} key of a layer
+   * @param {Thumbs} thumbs
    */
-  paint({ picture, layer }, bytes) {
+  paint(key, thumbs) {
     const { kind, whole } = this;
-    paintThumb(picture, bytes, thumbScale(bytes, layer, { kind, whole }));
+    for (const { picture, layer, head, classList } of this.rows.get(key)?.values() ?? []) {
+      paintHead(picture, thumbs, layer, head, { kind, whole });
+      classList.remove("waiting");
+    }
   }
 
   /**
@@ -243,19 +225,14 @@ export class Thumbnails {
 /**
  * @param {Layer} layer
  * @param {number} head
+ * @param {App} app
  * @returns {Thumbnail}
  */
-function thumbnail(layer, head) {
+function thumbnail(layer, head, app) {
   const picture = element("canvas", { width: settings.thumb, height: settings.thumb });
   const name = `Layer ${layer.key}, head ${head}`;
-  const attributes = {
-    class: "thumb waiting",
-    type: "button",
-    role: "gridcell",
-    tabindex: "-1",
-    title: name,
-  };
-  const button = element("button", { ...attributes, "aria-label": name }, picture);
+  const own = { class: "thumb waiting", role: "gridcell", tabindex: "-1", title: name, "aria-label": name };
+  const button = makeButton("", () => app.set({ layer: layer.key, head }), own, picture);
   return Object.assign(button, { picture, layer, head });
 }
 
@@ -277,12 +254,15 @@ function markCut(button, isCut) {
  * @param {Layer[]} layers of the text: a mask that all of them have stands in the notes alone
  */
 function rowHeader(layer, layers) {
-  const label = element("div", { class: "grid-label", role: "rowheader", text: layer.key });
   const mask = maskName(layer);
-  if (layers.some((one) => maskName(one) !== mask)) label.append(element("small", { text: mask }));
-  label.title = `Layer ${layer.key} (${layer.name}): ${mask}. ${layer.evidence.text}`;
-  if (!layer.evidence.certified) label.append(element("small", { class: "bad", text: "uncertified" }));
-  return label;
+  const { certified, text } = layer.evidence;
+  return element(
+    "div.grid-label",
+    { role: "rowheader", title: `Layer ${layer.key} (${layer.name}): ${mask}. ${text}` },
+    layer.key,
+    layers.some((one) => maskName(one) !== mask) ? element("small", mask) : null,
+    certified ? null : element("small.bad", "uncertified"),
+  );
 }
 
 /**
@@ -294,9 +274,9 @@ function leftOutNote({ left_out: left = [] }, layers) {
   const kept = layers.reduce((sum, { heads }) => sum + heads.length, 0);
   const summary = `The ${kept} of ${kept + left.length} heads that tell most; the others would make the file too large`;
   return element(
-    "details",
-    { class: "note small left-out-heads", hidden: !left.length },
-    element("summary", { text: summary }),
+    "details.note.small.left-out-heads",
+    { hidden: !left.length },
+    element("summary", summary),
     `Left out: ${left.join(", ")}.`,
   );
 }

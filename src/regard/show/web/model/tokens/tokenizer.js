@@ -5,7 +5,7 @@
 import { LRU } from "../../data/lru.js";
 import { writePieces } from "./character_pieces.js";
 import { Merges } from "./merges.js";
-import { CharacterClasses } from "./words.js";
+import { wordPattern } from "./words.js";
 
 const KEPT_WORDS = 4096; // with their ids
 
@@ -14,7 +14,7 @@ export class Tokenizer {
   constructor(data) {
     this.data = data;
     this.merges = new Merges(data.merges, data.pieces.length);
-    this.classes = data.bytes ? new CharacterClasses(data) : null;
+    this.word = data.bytes ? wordPattern(data) : /.+/gs; // a tokenizer of characters has no words
     /** @type {Map<string, number>} */
     this.ids = new Map(data.pieces.map((piece, id) => [piece, id]));
     this.special = new Map(data.special.map(({ id, text }) => [id, text]));
@@ -34,7 +34,7 @@ export class Tokenizer {
     const ids = [...this.data.prefix];
     for (const part of this.parts(text.toWellFormed())) {
       if (typeof part === "number") ids.push(part);
-      else for (const word of this.classes ? this.classes.words(part) : [part]) this.push(ids, word);
+      else for (const [word] of part.matchAll(this.word)) this.push(ids, word);
     }
     return ids;
   }

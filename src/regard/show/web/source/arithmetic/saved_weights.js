@@ -91,8 +91,8 @@ export class SavedWeights {
     this.meta = data.meta;
     this.blocks = data.blocks;
     this.blockText = blockText;
-    /** @type {Map<string, Promise<Arrays>>} */
-    this.arrays = new Map(); // by the block's name
+    /** @type {Map<string, Promise<any>>} */
+    this.arrays = new Map(); // those of a block, by its name
     /** @type {LRU<Promise<Head | LinearHead>>} */
     this.heads = new LRU(HEADS);
     /** @type {Promise<Record<string, SurveyHead>> | undefined} */

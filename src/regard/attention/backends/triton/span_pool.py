@@ -60,7 +60,7 @@ class Visits(NamedTuple):
     most: int  # entries of a head
 
 
-def pool(
+def pool_spans(
     m: KernelMap, rows: Tensor, cols: Tensor, gain: Tensor | None, signed: bool
 ) -> tuple[Tensor, Tensor, *tuple[Tensor, ...]]:
     """The mass, the peak and, of a `signed` pool, the trough of bins, whose starts and stops are (2, bins).
