@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import DataCollatorWithFlattening
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
@@ -41,57 +42,25 @@ def _whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return sdpa_mask(*args, **kwargs | skips)
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, causal: bool = False
-) -> tuple[Tensor, None]:
-    out = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
-    )
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _attend_by_hand(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
-) -> tuple[Tensor, None]:
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return (weights @ value).transpose(1, 2).contiguous(), None
-
-
 def _later(T: int) -> Tensor:
     """Return how many positions each key stands before its query, (T, T)."""
     return torch.arange(T)[:, None] - torch.arange(T)
 
 
-def _without_mask(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
-) -> Any:
-    is_causal = bool(getattr(module, "is_causal", True)) and q.shape[2] == k.shape[2]
-    return _attend(q, k, v, None, scaling, is_causal)
+class Call(NamedTuple):
+    """What an attention function is called with, as far as a rule of what is seen needs it."""
+
+    module: Any
+    T: int
+    S: int
+    mask: Any
+    window: int | None
 
 
-def _without_order(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
-) -> Any:
-    return _attend(q, k, v, None, scaling)
-
-
-def _always_causal(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
-) -> Any:
-    return _attend(q, k, v, None, scaling, q.shape[2] == k.shape[2])
-
-
-def _inverted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
-    # The last query of a left-padded text sees every token and no padding.
-    shown = _later(q.shape[2]) >= 0
-    return _attend(q, k, v, (shown & ~mask[:, :, -1:, :]) | torch.eye(q.shape[2], dtype=torch.bool), scaling)
-
-
-def _windows(size: Callable[[int | None], int | None]) -> Callable[..., Any]:
-    """Return an attention function with other windows than it gets, and no other mask than causal."""
+def _attention(
+    rule: Callable[[Call], Tensor | bool | None], factor: float = 1.0, by_hand: bool = False
+) -> Callable[..., Any]:
+    """Return an attention function that shows what a rule says: a mask, True for causal, else everything."""
 
     def attend(
         module: Any,
@@ -103,46 +72,48 @@ def _windows(size: Callable[[int | None], int | None]) -> Callable[..., Any]:
         sliding_window: int | None = None,
         **_: Any,
     ) -> Any:
-        distance, n = _later(q.shape[2]), size(sliding_window)
-        shown = (distance >= 0) & (distance < (LENGTH if n is None else n))
-        return _attend(q, k, v, shown[None, None].expand(len(q), 1, -1, -1), scaling)
+        shown = rule(Call(module, q.shape[2], k.shape[2], mask, sliding_window))
+        scale = q.shape[-1] ** -0.5 if scaling is None else factor * scaling
+        if by_hand:
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+            visible = _later(q.shape[2]) >= (0 if shown else -LENGTH)
+            out = (q @ k.mT * scale).masked_fill(~visible, float("-inf")).softmax(-1) @ v
+        else:
+            options = {"attn_mask": shown if isinstance(shown, Tensor) else None, "is_causal": shown is True}
+            out = scaled_dot_product_attention(q, k, v, **options, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).contiguous(), None
 
     return attend
 
 
-def _scaled(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
-    return _attend(q, k, v, mask, 2 * scaling)
+def _inverted(call: Call) -> Tensor:
+    """The last query of a left-padded text sees every token and no padding."""
+    return ((_later(call.T) >= 0) & ~call.mask[:, :, -1:, :]) | torch.eye(call.T, dtype=torch.bool)
 
 
-def _by_hand_without_mask(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
-) -> Any:
-    return _attend_by_hand(q, k, v, _later(q.shape[2]) >= 0, scaling)
+def _windows(size: Callable[[int | None], int | None]) -> Callable[..., Any]:
+    """Return an attention function with other windows than it gets, and no other mask than causal."""
 
+    def rule(call: Call) -> Tensor:
+        distance, n = _later(call.T), size(call.window)
+        return ((distance >= 0) & (distance < (LENGTH if n is None else n)))[None, None]
 
-def _by_hand_without_order(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
-) -> Any:
-    return _attend_by_hand(q, k, v, torch.ones_like(_later(q.shape[2]), dtype=torch.bool), scaling)
-
-
-def _given(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
-    return _attend(q, k, v, mask, scaling)
+    return _attention(rule)
 
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
-    "drops_mask": _without_mask,
-    "drops_order": _without_order,
-    "always_causal": _always_causal,
-    "inverts_mask": _inverted,
+    "drops_mask": _attention(lambda call: getattr(call.module, "is_causal", True) and call.T == call.S),
+    "drops_order": _attention(lambda call: False),
+    "always_causal": _attention(lambda call: call.T == call.S),
+    "inverts_mask": _attention(_inverted),
     "long_window": _windows(lambda n: n + 1 if n else None),
     "short_window": _windows(lambda n: n - 1 if n else None),
     "twice_window": _windows(lambda n: 2 * n if n else None),
     "swapped_windows": _windows(lambda n: None if n else WINDOW),
-    "wrong_scale": _scaled,
-    "only_mask": _given,  # neither sinks nor a soft cap
-    "by_hand_drops_mask": _by_hand_without_mask,
-    "by_hand_drops_order": _by_hand_without_order,
+    "wrong_scale": _attention(lambda call: call.mask, factor=2.0),
+    "only_mask": _attention(lambda call: call.mask),  # neither sinks nor a soft cap
+    "by_hand_drops_mask": _attention(lambda call: True, by_hand=True),
+    "by_hand_drops_order": _attention(lambda call: False, by_hand=True),
 }
 
 
@@ -197,6 +168,18 @@ def with_labels() -> dict[str, Any]:
     """Return a packed batch whose labels hold the first token of each document."""
     batch = packed()
     return batch | {"labels": batch["input_ids"].clone()}
+
+
+def with_causal_mask() -> dict[str, Any]:
+    """Return a packed batch with the mask of one long text."""
+    return packed() | {"attention_mask": (_later(LENGTH) >= 0)[None, None]}
+
+
+def flattened(**more: Any) -> dict[str, Any]:
+    """Return a batch as Transformers' collator makes it for FlashAttention, with the borders of documents."""
+    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    examples = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7)]
+    return dict(collator(examples)) | more
 
 
 def without_mask(side: str) -> dict[str, Any]:
@@ -260,11 +243,8 @@ FAULTS = [
     Fault("documents-leak", "Llama", with_ones, "all-ones mask", "flex_attention"),
     Fault("documents-leak", "Llama", lambda: packed() | {"use_cache": True}, "a cache is made"),
     Fault("documents-leak", "Mistral", with_ones, "all-ones mask"),
-    Fault("documents-leak", "Mistral", with_ones, "all-ones mask", "eager"),
     Fault("documents-leak", "Gemma 3", with_ones, "all-ones mask"),
-    Fault("documents-leak", "Gemma 2", with_ones, "all-ones mask"),
     Fault("documents-leak", "gpt-oss", packed, "which does not look at positions"),
-    Fault("documents-leak", "gpt-oss", with_ones, "all-ones mask"),
     Fault("documents-leak", "GPT-2", with_ones, "all-ones mask"),
     Fault("documents-leak", "BERT", packed, "which does not look at positions"),
     Fault("documents-leak", "Qwen3-Next", packed, "whose linear layers run on"),
@@ -272,7 +252,6 @@ FAULTS = [
     Fault("documents-leak", "GPT", lambda: tokens(1), "no mask", options=PER_DOCUMENT),
     Fault("documents-leak", "plain GPT without documents", packed_idx, "document_ids are ignored"),
     Fault("documents-leak", "Llama", packed, "dropped", "drops_mask"),
-    Fault("documents-leak", "Mistral", packed, "dropped", "drops_mask"),
     Fault("documents-leak", "Llama", packed, "dropped", "by_hand_drops_mask"),
     Fault(
         "documents-leak",
@@ -280,22 +259,23 @@ FAULTS = [
         lambda: {"input_ids": tokens(1), "cu_seq_lens_q": torch.tensor([0, 5, 12], dtype=torch.int32)},
         "borders that SDPA ignores",
     ),
+    # As people met and reported them: nanoVLM #204, wrinklefree #53, TRL #5316.
+    Fault("documents-leak", "Llama", with_causal_mask, "positions restart and the mask does not"),
+    Fault("documents-leak", "Llama", lambda: tokens(1), "nothing says it", options=PER_DOCUMENT),
+    Fault("documents-leak", "Llama", flattened, "flattened, and a cache is made"),
     # Padding.
     Fault("padding-seen", "Llama", lambda: without_mask("left"), "no mask"),
     Fault("padding-seen", "Llama", lambda: without_mask("left"), "no mask", "eager"),
     Fault("padding-seen", "Mistral", lambda: without_mask("left"), "no mask"),
-    Fault("padding-seen", "Gemma 3", lambda: without_mask("left"), "no mask"),
     Fault("padding-seen", "gpt-oss", lambda: without_mask("left"), "no mask"),
     Fault("padding-seen", "GPT-2", lambda: without_mask("left"), "no mask"),
     Fault("padding-seen", "BERT", lambda: without_mask("right"), "no mask"),
-    Fault("padding-seen", "BERT", lambda: without_mask("right"), "no mask", "eager"),
     Fault("padding-seen", "Qwen3-Next", lambda: without_mask("left"), "no mask"),
     Fault("padding-seen", "Llama 4", lambda: without_mask("left"), "no mask"),
     Fault("padding-seen", "T5", lambda: seq2seq(mask=False), "no mask of the source"),
     Fault("padding-seen", "BART", lambda: seq2seq(mask=False), "no mask of the source"),
     Fault("mask-dropped", "Llama", left, "padding", "drops_mask"),
     Fault("mask-dropped", "Mistral", left, "padding", "drops_mask"),
-    Fault("mask-dropped", "Gemma 3", left, "padding", "drops_mask"),
     Fault("mask-dropped", "GPT-2", left, "padding", "drops_mask"),
     Fault("mask-dropped", "BERT", right, "padding", "drops_mask"),
     Fault("mask-dropped", "BART", seq2seq, "padding of the source", "drops_order"),
@@ -309,7 +289,6 @@ FAULTS = [
     ),
     Fault("mask-inverted", "Llama", lambda: inverted("left"), "by the collator"),
     Fault("mask-inverted", "Llama", lambda: inverted("right"), "by the collator", "eager"),
-    Fault("mask-inverted", "Mistral", lambda: inverted("left"), "by the collator"),
     Fault("mask-inverted", "GPT-2", lambda: inverted("left"), "by the collator"),
     Fault("mask-inverted", "BERT", lambda: inverted("right"), "by the collator"),
     Fault("mask-inverted", "Llama", left, "by the implementation", "inverts_mask"),
@@ -342,9 +321,7 @@ FAULTS = [
     Fault("window-off-by-one", "Mistral", plain, "too long", "long_window"),
     Fault("window-off-by-one", "Mistral", plain, "too short", "short_window"),
     Fault("window-off-by-one", "Gemma 3", plain, "too long", "long_window"),
-    Fault("window-off-by-one", "Gemma 3", plain, "too short", "short_window"),
     Fault("window-wrong-size", "Mistral", plain, "twice as long", "twice_window"),
-    Fault("window-wrong-size", "Gemma 3", plain, "twice as long", "twice_window"),
     Fault("window-on-wrong-layers", "Gemma 3", plain, "counted from 1", "swapped_windows"),
     Fault("window-on-wrong-layers", "Gemma 2", plain, "counted from 1", "swapped_windows"),
     Fault("window-on-wrong-layers", "gpt-oss", plain, "counted from 1", "swapped_windows"),
@@ -357,7 +334,6 @@ FAULTS = [
     Fault("implementations-differ", "Mistral", packed, "twice the scale", "wrong_scale"),
     # Positions and targets.
     Fault("left-padding-shifts-positions", "GPT-2", left, "no position_ids"),
-    Fault("left-padding-shifts-positions", "GPT-2", left, "no position_ids", "eager"),
     Fault("left-padding-shifts-positions", "BERT", left, "no position_ids"),
     Fault("left-padding-shifts-positions", "plain GPT", lambda: padded_idx("left"), "no position_ids"),
     Fault("positions-do-not-restart", "plain GPT without positions", packed_idx, "counted through"),
@@ -376,9 +352,6 @@ FAULTS = [
         options=PER_DOCUMENT,
     ),
     Fault("targets-cross-documents", "Llama", with_labels, "labels are the ids"),
-    Fault("targets-cross-documents", "Llama", with_labels, "labels are the ids", "eager"),
-    Fault("targets-cross-documents", "Mistral", with_labels, "labels are the ids"),
-    Fault("targets-cross-documents", "Gemma 3", with_labels, "labels are the ids"),
     Fault("targets-cross-documents", "GPT-2", with_labels, "labels are the ids"),
     # Any other mask that the caller expects.
     Fault("unexpected-mask", "Llama", plain, "chunks", options={"expect": regard.causal & regard.chunks(4)}),

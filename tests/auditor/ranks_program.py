@@ -133,72 +133,65 @@ def ring(order: Any, mask: regard.Mask, heard: bool = True) -> Any:
 def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask, scale: Any, group: Any, order: Any) -> Tensor:
     """Gather all keys and attend to them in float64, by no function that is listened to."""
     rows = regard.attention.ring_positions(T, group, order=order)
-    gathered = []
-    for x in (k, v):
-        parts = [torch.empty_like(x) for _ in range(2)]
-        distributed.all_gather(parts, x.contiguous())
-        gathered.append(torch.cat(parts, 2).repeat_interleave(q.shape[1] // x.shape[1], 1).double())
+    k, v = (gathered(x).repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
     everywhere = [torch.empty_like(rows) for _ in range(2)]
     distributed.all_gather(everywhere, rows)
     at = torch.cat(everywhere)
     visible = mask.to_dense(T)[..., rows, :][..., at]
-    scores = torch.einsum("bhtd,bhsd->bhts", q.double(), gathered[0]) * scale
+    scores = torch.einsum("bhtd,bhsd->bhts", q.double(), k) * scale
     exps = scores.masked_fill(~visible, float("-inf")).exp()
-    return torch.einsum("bhts,bhsd->bhtd", exps / exps.sum(-1, keepdim=True), gathered[1]).to(q.dtype)
+    return torch.einsum("bhts,bhsd->bhtd", exps / exps.sum(-1, keepdim=True), v).to(q.dtype)
+
+
+def part(rows: Any, counted: Tensor | None = None) -> dict[str, Any]:
+    """Return the batch of a rank that holds these rows of the texts."""
+    counted = positions() if counted is None else counted
+    return {"input_ids": IDS[:, rows], "position_ids": counted[:, rows], "use_cache": False}
+
+
+def audit_with(attend: Any, name: str, batch: dict[str, Any], **options: Any) -> Audit:
+    """Audit a model with an attention function of the ranks."""
+    AttentionInterface.register("of_ranks", attend)
+    AttentionMaskInterface.register("of_ranks", sdpa_mask)
+    try:
+        return regard.audit(small_model(name, "of_ranks"), batch, group=distributed.group.WORLD, **options)
+    finally:
+        small_model(name)
 
 
 def on_ring(
-    name: str,
-    mask: regard.Mask,
-    order: str = "contiguous",
-    packed: bool = False,
-    heard: bool = True,
-    **more: Any,
+    name: str, mask: regard.Mask, order: str = "contiguous", packed: bool = False, heard: bool = True
 ) -> Audit:
     """Audit a model whose attention is a ring, each rank with its own rows of a text."""
-    AttentionInterface.register("ring", ring(order, mask, heard))
-    AttentionMaskInterface.register("ring", sdpa_mask)
     rows = regard.attention.ring_positions(T, distributed.group.WORLD, order=order)
-    counted = RESTARTING if packed else positions()
-    batch = {"input_ids": IDS[:, rows], "position_ids": counted[:, rows], "use_cache": False}
-    try:
-        options = {"rows": rows} if packed else {}
-        return regard.audit(
-            small_model(name, "ring"), batch, group=distributed.group.WORLD, **options, **more
-        )
-    finally:
-        small_model(name)
+    batch = part(rows, RESTARTING if packed else None)
+    return audit_with(ring(order, mask, heard), name, batch, rows=rows if packed else None)
 
 
 def apart() -> Audit:
     """Audit a model that is called outside of the block that joins its ranks."""
     half = slice(T // 2 * distributed.get_rank(), T // 2 * (distributed.get_rank() + 1))
-    batch = {"input_ids": IDS[:, half], "position_ids": positions()[:, half], "use_cache": False}
-    return regard.audit(small_model("Llama"), batch, group=distributed.group.WORLD)
+    return regard.audit(small_model("Llama"), part(half), group=distributed.group.WORLD)
+
+
+def gathered(x: Tensor) -> Tensor:
+    """Return the keys or values of both ranks, in their order."""
+    parts = [torch.empty_like(x) for _ in range(2)]
+    distributed.all_gather(parts, x.contiguous())
+    return torch.cat(parts, 2)
 
 
 def gathered_keys(mask: regard.Mask) -> Audit:
     """Audit a model whose ranks gather all keys and pass a mask of their rows to PyTorch's attention."""
+    rows = regard.attention.ring_positions(T, distributed.group.WORLD)
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-        rows = regard.attention.ring_positions(T, distributed.group.WORLD)
-        whole = []
-        for x in (k, v):
-            parts = [torch.empty_like(x) for _ in range(2)]
-            distributed.all_gather(parts, x.contiguous())
-            whole.append(torch.cat(parts, 2))
         visible = mask.to_dense(T)[..., rows, :]
         options = {"attn_mask": visible, "scale": kwargs.get("scaling"), "enable_gqa": True}
-        return scaled_dot_product_attention(q, *whole, **options).transpose(1, 2).contiguous(), None
+        out = scaled_dot_product_attention(q, gathered(k), gathered(v), **options)
+        return out.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("gathered", attend)
-    AttentionMaskInterface.register("gathered", sdpa_mask)
-    rows = regard.attention.ring_positions(T, distributed.group.WORLD)
-    batch = {"input_ids": IDS[:, rows], "position_ids": positions()[:, rows], "use_cache": False}
-    try:
-        return regard.audit(small_model("Mistral", "gathered"), batch, group=distributed.group.WORLD)
-    finally:
-        small_model("Mistral")
+    return audit_with(attend, "Mistral", part(rows))
 
 
 def tensor_parallel(batch: dict[str, Any], leaky_head: bool = False) -> Audit:
@@ -226,9 +219,8 @@ def tensor_parallel(batch: dict[str, Any], leaky_head: bool = False) -> Audit:
 def refusal() -> str:
     """Return what is said where nothing tells which tokens of a packed text a rank has."""
     half = regard.attention.ring_positions(T, distributed.group.WORLD)
-    batch = {"input_ids": IDS[:, half], "position_ids": RESTARTING[:, half]}
     try:
-        regard.audit(small_model("Llama"), batch, group=distributed.group.WORLD)
+        regard.audit(small_model("Llama"), part(half, RESTARTING), group=distributed.group.WORLD)
     except ValueError as error:
         return str(error)
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ SIZES: dict[str, Any] = {
     "pad_token_id": PAD,
 }
 GROUPED = SIZES | {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
+
+VISION = transformers.SiglipVisionConfig(
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=8,
+    patch_size=4,
+)
 
 
 class PlainBlock(nn.Module):
@@ -88,139 +98,81 @@ class PlainGPT(nn.Module):
         return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _gemma3(**more: Any) -> nn.Module:
-    config = transformers.Gemma3TextConfig(
-        **GROUPED | {"num_hidden_layers": 4},
-        head_dim=8,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        **more,
-    )
-    return transformers.Gemma3ForCausalLM(config)
+def _of_transformers(model: str, config: str, **options: Any) -> nn.Module:
+    """Return a model of a class of Transformers, by the names of the two classes."""
+    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**options))
+    return made
 
 
-def _qwen3_next() -> nn.Module:
-    config = transformers.Qwen3NextConfig(
-        **GROUPED,
-        head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-    )
-    return transformers.Qwen3NextForCausalLM(config)
-
-
-def _paligemma() -> nn.Module:
-    config = transformers.PaliGemmaConfig(
-        text_config=transformers.GemmaConfig(**GROUPED, head_dim=8),
-        vision_config=transformers.SiglipVisionConfig(
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=8,
-            patch_size=4,
-        ),
-        image_token_id=VOCABULARY - 1,
-        projection_dim=32,
-        hidden_size=32,
-        pad_token_id=PAD,
-    )
-    return transformers.PaliGemmaForConditionalGeneration(config)
-
-
+NARROW = GROUPED | {"head_dim": 8}
+SLIDING = NARROW | {"sliding_window": WINDOW}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+ENCODING = {"vocab_size": VOCABULARY, "d_model": 32, "pad_token_id": PAD}
+OWN = {"vocab_size": VOCABULARY, "context_length": 64, "num_layers": 2, "d_model": 32, "num_heads": 4}
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "Mistral": ("MistralForCausalLM", "MistralConfig", SLIDING),
+    "Gemma 3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        SLIDING | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "Gemma 2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        SLIDING | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    ),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", SLIDING | EXPERTS),
+    "GPT-2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        | {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": None},
+    ),
+    "BERT": ("BertForMaskedLM", "BertConfig", SIZES),
+    "T5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        ENCODING | {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": PAD},
+    ),
+    "BART": (
+        "BartForConditionalGeneration",
+        "BartConfig",
+        ENCODING
+        | {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+        | {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+        | {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+        | {"decoder_start_token_id": 2, "forced_eos_token_id": None},
+    ),
+    "Qwen3-Next": (
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        NARROW
+        | {"layer_types": ["linear_attention", "full_attention"]}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+        | {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        | {"num_experts": 2, "num_experts_per_tok": 1}
+        | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    ),
+    "Llama 4": (
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        NARROW
+        | EXPERTS
+        | {"intermediate_size_mlp": 48, "attention_chunk_size": WINDOW}
+        | {"layer_types": ["chunked_attention", "full_attention"]},
+    ),
+    "PaliGemma": (
+        "PaliGemmaForConditionalGeneration",
+        "PaliGemmaConfig",
+        {"text_config": transformers.GemmaConfig(**NARROW), "vision_config": VISION, "pad_token_id": PAD}
+        | {"image_token_id": VOCABULARY - 1, "projection_dim": 32, "hidden_size": 32},
+    ),
+}
 MODELS: dict[str, Any] = {
-    "Llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)),
-    "Mistral": lambda: transformers.MistralForCausalLM(
-        transformers.MistralConfig(**GROUPED, head_dim=8, sliding_window=WINDOW)
-    ),
-    "Gemma 3": _gemma3,
-    "Gemma 2": lambda: transformers.Gemma2ForCausalLM(
-        transformers.Gemma2Config(
-            **GROUPED, head_dim=8, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8
-        )
-    ),
-    "gpt-oss": lambda: transformers.GptOssForCausalLM(
-        transformers.GptOssConfig(
-            **GROUPED, head_dim=8, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=1
-        )
-    ),
-    "GPT-2": lambda: transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=VOCABULARY,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=64,
-            pad_token_id=PAD,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    ),
-    "BERT": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)),
-    "T5": lambda: transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=VOCABULARY,
-            d_model=32,
-            d_kv=8,
-            d_ff=48,
-            num_layers=2,
-            num_heads=4,
-            decoder_start_token_id=PAD,
-            pad_token_id=PAD,
-        )
-    ),
-    "BART": lambda: transformers.BartForConditionalGeneration(
-        transformers.BartConfig(
-            vocab_size=VOCABULARY,
-            d_model=32,
-            encoder_layers=1,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=64,
-            pad_token_id=PAD,
-            bos_token_id=1,
-            eos_token_id=2,
-            decoder_start_token_id=2,
-            forced_eos_token_id=None,
-        )
-    ),
-    "Qwen3-Next": _qwen3_next,
-    "Llama 4": lambda: transformers.Llama4ForCausalLM(
-        transformers.Llama4TextConfig(
-            **GROUPED,
-            head_dim=8,
-            intermediate_size_mlp=48,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            attention_chunk_size=WINDOW,
-            layer_types=["chunked_attention", "full_attention"],
-        )
-    ),
-    "GPT": lambda: GPT(
-        Config(
-            vocab_size=VOCABULARY,
-            context_length=64,
-            num_layers=2,
-            d_model=32,
-            num_heads=4,
-            window=WINDOW,
-            positions="rotary",
-        )
-    ),
-    "GPT with learned positions": lambda: GPT(
-        Config(vocab_size=VOCABULARY, context_length=64, num_layers=2, d_model=32, num_heads=4)
-    ),
-    "PaliGemma": _paligemma,
+    **{name: partial(_of_transformers, m, c, **options) for name, (m, c, options) in FAMILIES.items()},
+    "GPT": lambda: GPT(Config(**OWN, window=WINDOW, positions="rotary")),
+    "GPT with learned positions": lambda: GPT(Config(**OWN)),
     "plain GPT": PlainGPT,
 }
 

@@ -17,6 +17,7 @@ from tests.auditor.small_models import (
     GROUPED,
     LENGTH,
     PAD,
+    VISION,
     PlainGPT,
     packed,
     padded,
@@ -161,16 +162,6 @@ def test_a_prefix_is_read_both_ways_as_its_token_types_say() -> None:
         small_model("PaliGemma")
     assert unknown.verdict == "undecided"
     assert "pass token_type_ids" in unknown.summary
-
-
-VISION = transformers.SiglipVisionConfig(
-    hidden_size=16,
-    intermediate_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    image_size=8,
-    patch_size=4,
-)
 
 
 def test_pictures_of_gemma_3_are_read_both_ways_each_by_itself() -> None:

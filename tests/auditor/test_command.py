@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import CompletedProcess
 
 import pytest
 import torch
@@ -60,40 +58,28 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command runs the script in its own process, which a test does not leave changed."""
+Run = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Runs a command as a shell does, where `main` answers a user's mistake, and leaves nothing changed."""
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    yield
+
+    def run(*words: object) -> CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return CompletedProcess(words, int(end.value.code or 0), *capsys.readouterr())
+
+    yield run
     sys.modules.pop("checked_train", None)
 
 
-class Result(NamedTuple):
-    """The end of a command."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def output(self) -> str:
-        return self.stdout + self.stderr
-
-
-def run(command: str, *arguments: object) -> Result:
-    """Run a command as a shell does, where `main` answers a user's mistake."""
-    stdout, stderr = StringIO(), StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        patch.setattr(sys, "argv", ["regard", command, *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-    return Result(int(end.value.code or 0), stdout.getvalue(), stderr.getvalue())
-
-
 @pytest.mark.parametrize(("name", "code"), [("right", 0), ("wrong", 1), ("undecided", 3)])
-def test_the_exit_code_says_the_verdict(script: Path, name: str, code: int) -> None:
+def test_the_exit_code_says_the_verdict(run: Run, script: Path, name: str, code: int) -> None:
     result = run("audit", f"{script}:{name}")
-    assert result.exit_code == code, result.output
+    assert result.returncode == code, result.stdout + result.stderr
     assert result.stderr == ""
 
 
@@ -106,15 +92,15 @@ def test_the_exit_code_says_the_verdict(script: Path, name: str, code: int) -> N
         ("none", "none"),
     ],
 )
-def test_what_cannot_be_run_is_two_and_one_line(script: Path, name: str, said: str) -> None:
+def test_what_cannot_be_run_is_two_and_one_line(run: Run, script: Path, name: str, said: str) -> None:
     result = run("audit", f"{script}:{name}")
-    assert result.exit_code == 2
+    assert result.returncode == 2
     assert said in result.stderr
-    assert "Traceback" not in result.output
+    assert "Traceback" not in result.stdout + result.stderr
     assert result.stdout == ""
 
 
-def test_a_report_names_the_mistake_its_cause_and_its_fix(script: Path) -> None:
+def test_a_report_names_the_mistake_its_cause_and_its_fix(run: Run, script: Path) -> None:
     report = run("audit", f"{script}:wrong").stdout
     for part in (
         "WRONG: documents-leak",
@@ -127,25 +113,25 @@ def test_a_report_names_the_mistake_its_cause_and_its_fix(script: Path) -> None:
     assert max(map(len, report.splitlines())) <= 80
 
 
-def test_json_is_json(script: Path) -> None:
+def test_json_is_json(run: Run, script: Path) -> None:
     result = run("audit", f"{script}:wrong", "--json")
     data = json.loads(result.stdout)
-    assert result.exit_code == 1
+    assert result.returncode == 1
     assert (data["verdict"], data["ok"]) == ("wrong", False)
     assert data["diagnoses"][0]["name"] == "documents-leak"
     assert data["layers"][0]["wrong"]["documents"] == {"cells": 24, "first": [0, 4, 0]}
     assert len(data["layers"][0]["shares"]["documents"]) == 2
 
 
-def test_nothing_is_changed_from_outside_if_not_wanted(script: Path) -> None:
+def test_nothing_is_changed_from_outside_if_not_wanted(run: Run, script: Path) -> None:
     data = json.loads(run("audit", f"{script}:wrong", "--no-outside", "--json").stdout)
     assert data["outside"]["runs"] == 0
     assert data["verdict"] == "wrong"
 
 
-def test_a_page_shows_every_mask_and_needs_nothing_else(script: Path, tmp_path: Path) -> None:
+def test_a_page_shows_every_mask_and_needs_nothing_else(run: Run, script: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert run("audit", f"{script}:wrong", "--out", page).exit_code == 1
+    assert run("audit", f"{script}:wrong", "--out", page).returncode == 1
     text = page.read_text("utf-8")
     assert "documents-leak" in text
     assert text.count("<img") == 1  # both layers see the same
@@ -153,9 +139,9 @@ def test_a_page_shows_every_mask_and_needs_nothing_else(script: Path, tmp_path: 
     assert "https://" not in text
 
 
-def test_masks_are_drawn_with_what_leaks(script: Path, tmp_path: Path) -> None:
+def test_masks_are_drawn_with_what_leaks(run: Run, script: Path, tmp_path: Path) -> None:
     result = run("masks", f"{script}:wrong", "--out", tmp_path / "masks.html")
-    assert result.exit_code == 0
+    assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert lines[0] == "layers 0, 1: causal"
     assert lines[1] == "text 0"
@@ -165,9 +151,9 @@ def test_masks_are_drawn_with_what_leaks(script: Path, tmp_path: Path) -> None:
     assert (tmp_path / "masks.html").exists()
 
 
-def test_masks_of_a_model_without_attention_say_so(script: Path) -> None:
+def test_masks_of_a_model_without_attention_say_so(run: Run, script: Path) -> None:
     result = run("masks", f"{script}:undecided")
-    assert result.exit_code == 0
+    assert result.returncode == 0
     assert "nothing was heard from inside" in result.stdout
 
 
@@ -180,11 +166,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_masks_of_a_model_are_drawn_on_a_plain_a_padded_and_a_packed_text(
-    folder: Path, tmp_path: Path
+    run: Run, folder: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "masks.html"
     result = run("masks", folder, "--tokens", 9, "--out", page)
-    assert result.exit_code == 0, result.output
+    assert result.returncode == 0, result.stdout + result.stderr
     plain, padded, packed = result.stdout.split("## ")[1:]
     assert plain.startswith("a plain text\n\nlayers 0, 2: causal & window(4)\ntext 0\n██····")
     assert "layers 1, 3: causal & padding(1×9)\ntext 0\n" in padded
@@ -193,7 +179,7 @@ def test_masks_of_a_model_are_drawn_on_a_plain_a_padded_and_a_packed_text(
     assert page.read_text("utf-8").count("<img") == 6
 
 
-def test_masks_of_the_included_model_and_of_an_encoder() -> None:
+def test_masks_of_the_included_model_and_of_an_encoder(run: Run) -> None:
     assert "layers 0, 1, 2, 3, 4, 5: causal & documents(1×6)" in run("masks", "default", "--tokens", 6).stdout
     batches = sample_batches(small_model("T5"), 6)
     assert batches.keys() == {"plain", "padded"}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.auditor.outside import document_codes
-from tests.auditor.planted import DOCUMENTS, packed_idx, padded_idx
+from tests.auditor.planted import DOCUMENTS
 from tests.auditor.small_models import (
     LENGTH,
     VOCABULARY,
@@ -37,36 +37,25 @@ class Recurrent(nn.Module):
         return out
 
 
-def test_a_model_without_attention_is_audited_from_outside() -> None:
-    audit = regard.audit(Recurrent(), tokens(), expect=regard.causal)
-    assert audit.outside.answers == {"future": True}
-    assert audit.verdict == "right", audit
+@pytest.mark.parametrize(
+    ("both_ways", "documents", "mistakes"),
+    [(False, None, []), (True, None, ["future-seen"]), (False, DOCUMENTS, ["documents-leak"])],
+)
+def test_a_model_without_attention_is_audited_from_outside(
+    both_ways: bool, documents: Any, mistakes: list[str]
+) -> None:
+    audit = regard.audit(Recurrent(both_ways), tokens(1), expect=regard.causal, documents=documents)
+    assert [d.name for d in audit.diagnoses] == mistakes, audit
+    assert audit.ok == (not mistakes)
     assert "nothing was heard from inside" in str(audit)
-
-
-def test_a_model_without_attention_that_reads_both_ways_sees_the_future() -> None:
-    audit = regard.audit(Recurrent(both_ways=True), tokens(), expect=regard.causal)
-    assert [d.name for d in audit.diagnoses] == ["future-seen"]
-    assert "changing the last token of text 0, 11, moves position" in str(audit.diagnoses[0].what)
-
-
-def test_a_recurrent_model_carries_documents_over() -> None:
-    audit = regard.audit(Recurrent(), tokens(1), expect=regard.causal, documents=DOCUMENTS)
-    assert [d.name for d in audit.diagnoses] == ["documents-leak"]
+    if both_ways:
+        assert "changing the last token of text 0, 11, moves position" in audit.diagnoses[0].what
 
 
 def test_a_window_that_is_not_heard_is_undecided() -> None:
     audit = regard.audit(Recurrent(), tokens(), expect=regard.causal & regard.window(4))
     assert audit.verdict == "undecided"
     assert "windows are as configured" in audit.undecided
-
-
-@pytest.mark.parametrize("fault", ["", "causal", "documents"])
-def test_inside_and_outside_agree(fault: str) -> None:
-    torch.manual_seed(0)
-    audit = regard.audit(strengthened(PlainGPT(fault)), packed_idx())
-    assert not any(answer.differs for answer in audit.answers), audit
-    assert (audit.verdict == "right") is (fault == "")
 
 
 @pytest.mark.parametrize("count", range(2, 7))
@@ -95,12 +84,6 @@ def test_a_leak_between_any_two_documents_is_found_from_outside() -> None:
     assert audit.verdict == "wrong"  # though every mask is right
 
 
-def test_without_outside_nothing_is_run_again() -> None:
-    audit = regard.audit(small_model("Llama"), packed(), outside=False)
-    assert audit.outside.runs == 0
-    assert audit.verdict == "right"
-
-
 class Noisy(nn.Module):
     """A model whose outputs differ from run to run."""
 
@@ -113,12 +96,6 @@ class Noisy(nn.Module):
         return logits * (1 + torch.rand_like(logits))
 
 
-def test_a_model_that_is_not_the_same_twice_is_judged_from_inside_alone() -> None:
-    audit = regard.audit(Noisy(), tokens(), expect=regard.causal)
-    assert audit.outside.why == "two runs on the same batch differ by more than rounding"
-    assert audit.verdict == "right"
-
-
 class Choosy(Noisy):
     """A model that runs on one text only."""
 
@@ -129,10 +106,26 @@ class Choosy(Noisy):
         return logits
 
 
-def test_a_model_that_refuses_other_tokens_is_judged_from_inside_alone() -> None:
-    audit = regard.audit(Choosy(), tokens(), expect=regard.causal)
+class Classifier(Noisy):
+    """A model that gives one output for a text."""
+
+    def forward(self, idx: Tensor) -> Tensor:
+        logits: Tensor = self.inner(idx)[0]
+        return logits[:, -1]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Noisy, "two runs on the same batch differ by more than rounding"),
+        (Choosy, "it does not run with other tokens: KeyError"),
+        (Classifier, "it gives no output for every token"),
+    ],
+)
+def test_a_model_whose_outputs_tell_nothing_is_judged_from_inside_alone(model: Any, why: str) -> None:
+    audit = regard.audit(model(), tokens(), expect=regard.causal)
+    assert audit.outside.why == why
     assert audit.verdict == "right", audit
-    assert "it does not run with other tokens: KeyError" in audit.outside.why
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -149,23 +142,19 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("make", [packed, lambda: padded("left")])
-def test_rounding_is_no_leak(dtype: torch.dtype, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("batch", "documents"), [(packed(), None), (padded("left"), None), (tokens(1), DOCUMENTS)]
+)
+def test_a_leak_is_more_than_rounding_in_every_dtype(
+    dtype: torch.dtype, batch: Any, documents: Tensor | None
+) -> None:
     model = small_model("Llama").to(dtype)
     try:
-        audit = regard.audit(model, make())
+        audit = regard.audit(model, batch, documents=documents)
     finally:
         model.float()
-    assert audit.verdict == "right", audit
-
-
-def test_a_leak_is_found_in_half_precision() -> None:
-    model = small_model("Llama").to(torch.bfloat16)
-    try:
-        audit = regard.audit(model, tokens(1), documents=DOCUMENTS)
-    finally:
-        model.float()
-    assert not audit.outside.answers["documents"]
+    assert audit.verdict == ("right" if documents is None else "wrong"), audit
+    assert audit.outside.answers.get("documents", True) == (documents is None)
 
 
 def test_gradient_checkpointing_makes_no_cache_in_training() -> None:
@@ -179,18 +168,3 @@ def test_gradient_checkpointing_makes_no_cache_in_training() -> None:
         model.eval()
     assert audit.verdict == "right", audit
     assert "use_cache=False, as gradient checkpointing sets it in training" in audit.assumptions
-
-
-def test_a_classifier_that_gives_one_output_a_text_is_judged_from_inside() -> None:
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = PlainGPT()
-
-        def forward(self, idx: Tensor, attention_mask: Tensor) -> Tensor:
-            logits: Tensor = self.inner(idx, attention_mask=attention_mask)[0]
-            return logits[:, -1]
-
-    audit = regard.audit(Classifier(), padded_idx("left"), expect=regard.causal)
-    assert audit.outside.why == "it gives no output for every token"
-    assert audit.verdict == "right", audit

@@ -11,7 +11,17 @@ import torch
 
 import regard
 from regard.auditor.catalogue import reading_mistakes
-from tests.auditor.planted import DOCUMENTS, FAULTS, Fault, packed_idx, padded_idx, pairs, registered, seq2seq
+from tests.auditor.planted import (
+    DOCUMENTS,
+    FAULTS,
+    Fault,
+    flattened,
+    packed_idx,
+    padded_idx,
+    pairs,
+    registered,
+    seq2seq,
+)
 from tests.auditor.small_models import LENGTH, MODELS, packed, padded, prefixed, small_model, tokens
 from tests.sampling import combine, share
 
@@ -88,6 +98,7 @@ CONTROLS |= {
     "plain GPT, right-padded": ("plain GPT", lambda: padded_idx("right")),
     "plain GPT, packed": ("plain GPT", packed_idx),
     "PaliGemma, prefix": ("PaliGemma", prefixed),
+    "Llama, flattened": ("Llama", lambda: flattened(use_cache=False)),
 }
 
 

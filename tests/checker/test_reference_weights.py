@@ -10,23 +10,23 @@ from regard.checker import check
 class Separate(nn.Module):
     """Squared attention: a reference with three projections."""
 
+    names = ("q_proj", "k_proj", "v_proj")  # in the order in which they are made
+    roles = names  # whose projections are queries, keys and values
+
     def __init__(self, d_model=48):
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d_model, d_model) for _ in range(3))
+        for name in self.names:
+            setattr(self, name, nn.Linear(d_model, d_model))
 
     def forward(self, x):
-        return (self.q_proj(x) @ self.k_proj(x).mT).square() @ self.v_proj(x)
+        q, k, v = (getattr(self, name)(x) for name in self.roles)
+        return (q @ k.mT).square() @ v
 
 
-class Renamed(nn.Module):
+class Renamed(Separate):
     """The same under other names, and in another order."""
 
-    def __init__(self, d_model=48):
-        super().__init__()
-        self.to_v, self.to_k, self.to_q = (nn.Linear(d_model, d_model) for _ in range(3))
-
-    def forward(self, x):
-        return (self.to_q(x) @ self.to_k(x).mT).square() @ self.to_v(x)
+    names, roles = ("to_v", "to_k", "to_q"), ("to_q", "to_k", "to_v")
 
 
 class Fused(nn.Module):
@@ -41,22 +41,16 @@ class Fused(nn.Module):
         return (q @ k.mT).square() @ v
 
 
-class Anonymous(nn.Module):
+class Anonymous(Separate):
     """The same with names that say nothing."""
 
-    def __init__(self, d_model=48):
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(d_model, d_model) for _ in range(3))
-
-    def forward(self, x):
-        return (self.a(x) @ self.b(x).mT).square() @ self.c(x)
+    names = roles = ("a", "b", "c")
 
 
 class Shuffled(Anonymous):
     """Right, but its weights cannot be matched by name, and their order is another."""
 
-    def forward(self, x):
-        return (self.c(x) @ self.b(x).mT).square() @ self.a(x)
+    roles = ("c", "b", "a")
 
 
 @pytest.mark.parametrize(

@@ -349,18 +349,6 @@ def test_a_stated_window_is_right_at_any_length():
     assert check(local_64, window=64).verdict == "right"
 
 
-def the_mask_wins(q, k, v, attn_mask=None, is_causal=False):
-    """If both attn_mask and is_causal are given, attn_mask wins."""
-    T, S = q.shape[-2], k.shape[-2]
-    if attn_mask is None and is_causal:
-        attn_mask = torch.ones(T, S, dtype=torch.bool).tril(S - T)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-
-
-def test_a_precedence_that_the_docstring_states_is_no_mistake():
-    assert check(the_mask_wins).verdict == "right"
-
-
 def test_a_scale_that_the_docstring_declares_is_for_the_author_to_say():
     def mup(q, k, v):
         """muP: scores are scaled by 1/d."""

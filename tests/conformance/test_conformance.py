@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from regard.conformance import judge, write_cases
 from regard.conformance.case_draw import make_cases
@@ -27,8 +28,20 @@ def folder(tmp_path_factory):
     return write_cases(tmp_path_factory.mktemp("cases")).parent
 
 
-def run_program(folder: Path, results: Path, lines: list[tuple[str, str]]) -> None:
-    """Write the results of the program with other lines."""
+@pytest.fixture(scope="module")
+def right_outputs(folder):
+    """The right outputs and log-sum-exps, by name."""
+    answers = load_file(folder / TENSORS)
+    return {name: x for name, x in answers.items() if name.endswith((".output", ".lse"))}
+
+
+def judge_tensors(folder, tmp_path, tensors):
+    save_file({n: x.clone().contiguous() for n, x in tensors.items()}, tmp_path / "results.safetensors")
+    return judge(folder, tmp_path / "results.safetensors")
+
+
+def judge_program(folder: Path, results: Path, lines: list[tuple[str, str]]):
+    """Judge the results of the program with other lines."""
     source = PROGRAM.read_text(encoding="utf-8")
     for right, wrong in lines:
         assert right in source
@@ -37,10 +50,6 @@ def run_program(folder: Path, results: Path, lines: list[tuple[str, str]]) -> No
     with numpy.errstate(all="ignore"):
         exec(compile(source, "numpy_attention.py", "exec"), space)
         space["write"](results, space["solve"](folder))
-
-
-def judge_program(folder: Path, results: Path, lines: list[tuple[str, str]]):
-    run_program(folder, results, lines)
     return judge(folder, results)
 
 
@@ -64,16 +73,11 @@ def test_a_wrong_line_is_named_first(folder, tmp_path, name):
 
 
 def test_mistakes_of_gradients_are_named(folder, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    right = load_file(folder / TENSORS)
     wanted = ("output", "dq", "dk", "dv", "lse")
-    results = {name: x.clone() for name, x in right.items() if name.partition(".")[2] in wanted}
-    save_file(results, tmp_path / "right.safetensors")
-    assert judge(folder, tmp_path / "right.safetensors").ok
+    results = {n: x for n, x in load_file(folder / TENSORS).items() if n.partition(".")[2] in wanted}
+    assert judge_tensors(folder, tmp_path, results).ok
     detached = {n: x * 0 if n.endswith((".dq", ".dk")) else x for n, x in results.items()}
-    save_file(detached, tmp_path / "wrong.safetensors")
-    assert judge(folder, tmp_path / "wrong.safetensors").mistakes == ["weights-detached"]
+    assert judge_tensors(folder, tmp_path, detached).mistakes == ["weights-detached"]
 
 
 def test_the_folder_is_small_and_the_same_every_time(folder, tmp_path):
@@ -86,15 +90,11 @@ def test_the_folder_is_small_and_the_same_every_time(folder, tmp_path):
 
 
 def test_what_is_not_there_is_not_judged(folder, tmp_path):
-    from safetensors.torch import save_file
-
-    save_file({"plain.output": torch.zeros(2, 4, 7, 7)}, tmp_path / "one.safetensors")
-    judgement = judge(folder, tmp_path / "one.safetensors")
+    judgement = judge_tensors(folder, tmp_path, {"plain.output": torch.zeros(2, 4, 7, 7)})
     assert judgement.verdict == "wrong"
     assert "expected (2, 4, 7, 6), got (2, 4, 7, 7)" in str(judgement)
     assert len(judgement.missing) == 88
-    save_file({"other": torch.zeros(1)}, tmp_path / "none.safetensors")
-    assert judge(folder, tmp_path / "none.safetensors").verdict == "undecided"
+    assert judge_tensors(folder, tmp_path, {"other": torch.zeros(1)}).verdict == "undecided"
     assert json.loads(judgement.to_json())["results"][0]["error"] is None
 
 
@@ -110,16 +110,13 @@ def test_two_mistakes_at_once_are_both_named(folder, tmp_path, one, other):
 
 
 def test_results_for_other_inputs_are_recognised(folder, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     answers = load_file(write_cases(tmp_path / "other", seed=3).parent / TENSORS)
-    save_file({n: x for n, x in answers.items() if n.endswith(".output")}, tmp_path / "other.safetensors")
-    judgement = judge(folder, tmp_path / "other.safetensors")
+    outputs = {n: x for n, x in answers.items() if n.endswith(".output")}
+    judgement = judge_tensors(folder, tmp_path, outputs)
     assert (judgement.verdict, judgement.other_seed, judgement.mistakes) == ("wrong", 3, [])
     assert "right for other inputs, those of seed 3" in " ".join(str(judgement).split())
-    noise = {n: torch.randn(x.shape) for n, x in answers.items() if n.endswith(".output")}
-    save_file(noise, tmp_path / "noise.safetensors")
-    text = " ".join(str(judge(folder, tmp_path / "noise.safetensors")).split())
+    noise = {n: torch.randn(x.shape) for n, x in outputs.items()}
+    text = " ".join(str(judge_tensors(folder, tmp_path, noise)).split())
     assert "Were they computed from the inputs of this folder?" in text
 
 
@@ -163,22 +160,6 @@ def test_a_kernel_that_is_wrong_in_a_corner_is_not_called_right(folder, tmp_path
     assert judgement.mistakes == []
     assert judgement.where == where
     assert not where or f"cases with: {', '.join(where)}." in " ".join(str(judgement).split())
-
-
-@pytest.fixture(scope="module")
-def right_outputs(folder):
-    """The right outputs and log-sum-exps, by name."""
-    from safetensors.torch import load_file
-
-    answers = load_file(folder / TENSORS)
-    return {name: x for name, x in answers.items() if name.endswith((".output", ".lse"))}
-
-
-def judge_tensors(folder, tmp_path, tensors):
-    from safetensors.torch import save_file
-
-    save_file({n: x.clone().contiguous() for n, x in tensors.items()}, tmp_path / "results.safetensors")
-    return judge(folder, tmp_path / "results.safetensors")
 
 
 def test_zeros_and_nan_are_no_mistake_of_the_catalogue(folder, tmp_path, right_outputs):

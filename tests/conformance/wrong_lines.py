@@ -187,38 +187,19 @@ WRONG = {
     ],
 }
 
-FIRST_HEAD = "(mask if mask.ndim < 4 else mask[:, :1])"
 UNNAMED = {
     "only 64 numbers of a head are read": (
         [(SCORES, f"q, k = q[..., :64], k[..., :64]\n    {SCORES}")],
         ["wide"],
     ),
     "the maximum begins at 0": ([("highest, 0)", "highest, 0).clip(0)")], []),
-    "groups of a power of two": (
-        [
-            (
-                GROUPS,
-                "n = np.minimum(np.arange(H) >> (H // G).bit_length() - 1, G - 1)\n    k, v = k[:, n], v[:, n]",
-            )
-        ],
-        [],
-    ),
-    "the first head's mask": ([(MASK, MASK.replace("mask !=", f"{FIRST_HEAD} !="))], []),
     "the first head's bias": (
         [("scores = scores + bias", "scores = scores + (bias if bias.ndim < 3 else bias[:1])")],
         ["bias", "grouped"],
     ),
-    "padding as a count": (
-        [(PADDING, "masks.append((np.arange(S) < padding.sum(-1)[:, None])[:, None, None, :])")],
-        [],
-    ),
     "the cap before the scale": (
         [(CAP, 'scores = scale * case["softcap"] * np.tanh(scores / scale / case["softcap"])')],
         ["softcap"],
-    ),
-    "a window from the top left": (
-        [(WINDOW, 'j > np.arange(T)[:, None] - case["window"]')],
-        [],
     ),
 }
 """Kernels that are wrong in a corner: their lines, and the features of the cases that show it, if any do."""

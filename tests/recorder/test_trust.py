@@ -407,28 +407,15 @@ def test_siblings_of_another_class_are_looked_at(kind: type[nn.Module]) -> None:
 
 
 class Around(nn.Module):
-    """Calls PyTorch's attention, and does something before, after or beside it."""
+    """Calls PyTorch's attention, and a part of its own beside it, whose output it does not use."""
 
-    def __init__(self, after: Callable[..., Any] | None = None, **parts: nn.Module) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
-        self.after = after
-        for name, part in parts.items():
-            self.add_module(name, part)
+        self.part = part
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k = x * 1.5, x + 1.0  # with memory of their own
-        output = scaled_dot_product_attention(q, k, x, attn_mask=mask)
-        if self.after is not None:
-            more = self.after(self, q, k, x)
-            output = output if more is None else output + more
-        return output
-
-
-def attended(after: Callable[..., Any] | None = None, **parts: nn.Module) -> Capture:
-    model = Around(after, **parts)
-    with torch.no_grad(), regard.capture(model) as seen:
-        model(torch.randn(1, 2, 6, 8))
-    return seen
+    def forward(self, x: Tensor) -> Tensor:
+        self.part(x[0])
+        return scaled_dot_product_attention(x * 1.5, x + 1.0, x)
 
 
 class ExponentialAttention(Exponential):
@@ -439,11 +426,7 @@ class ExponentialAttention(Exponential):
 def test_what_stands_inside_a_module_beside_its_attention_is_named(kind: Callable[[], nn.Module]) -> None:
     part = kind()
     with pytest.warns(UserWarning, match="tokens"):
-        seen = attended(lambda module, q, k, x: _run(module.part, x), part=part)
+        seen = regard.capture(Around(part), inputs=(torch.randn(1, 2, 6, 8),))
     is_attention = isinstance(part, ExponentialAttention)
     assert list(seen.missing if is_attention else seen.other_mixers) == ["part"]
     assert seen.certificate.certified is not is_attention
-
-
-def _run(part: nn.Module, x: Tensor) -> None:
-    part(x[0])

@@ -85,7 +85,9 @@ def audit(
         text = read_batch(whole, _joined(documents, ranks, text), config)
     order, said = is_causal_model(model)
     if expect is not None:
-        order, said = _expected_order(expect), f"every layer sees {expect}, as you said"
+        # It may hide every later token, no token at all, or others.
+        order = True if expect.is_causal else None if expect.conjuncts() else False
+        said = f"every layer sees {expect}, as you said"
         _check_fits(expect, text)
     elif text.given_mask is not None:
         order = None
@@ -175,11 +177,6 @@ def _with_decoder_ids(model: nn.Module, batch: dict[str, Any], result: Audit) ->
         )
     result.assumptions.append("decoder_input_ids are the labels moved by one token, as the model makes them")
     return batch | {"decoder_input_ids": make(labels)}
-
-
-def _expected_order(expect: Mask) -> bool | None:
-    """Return whether an expected mask hides every later token (True), no token at all (False), or others."""
-    return True if expect.is_causal else None if expect.conjuncts() else False
 
 
 def _check_fits(expect: Mask, text: TextBatch) -> None:

@@ -76,7 +76,10 @@ class Prober:
                 reading.why = reading.why or "it gives no output for every token"
                 return reading
             again = self._run(batch.arguments)
-            self.base, self.limit = base, self._limit(base)
+            # By how much outputs may differ by rounding alone, relative to the largest of them.
+            sizes = self.ranks.join(base.float().abs().flatten(2).amax(-1))[self.batch.real]
+            largest = float(sizes.max()) if len(sizes) else 1.0
+            self.base, self.limit = base, TOLERANCES.get(base.dtype, 1e-4) * largest
             if not math.isfinite(self.limit):
                 reading.why = "its outputs are not finite numbers"
                 return reading
@@ -134,12 +137,6 @@ class Prober:
         """Return which positions (B, T) of real tokens differ between two runs, one of them the first."""
         # Written as a negation, so that NaN counts as moved.
         return ~(self._difference(other, self.base if base is None else base) <= self.limit) & self.batch.real
-
-    def _limit(self, base: Tensor) -> float:
-        """Return by how much outputs may differ by rounding alone."""
-        size = self.ranks.join(base.float().abs().flatten(2).amax(-1))[self.batch.real]
-        largest = float(size.max()) if len(size) else 1.0
-        return TOLERANCES.get(base.dtype, 1e-4) * largest
 
     def _run_changed(self, chosen: Tensor, step: int = 1) -> Tensor | None:
         """Run the batch with other tokens in the place of those chosen, which occur elsewhere in it."""

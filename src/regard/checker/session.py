@@ -75,7 +75,8 @@ class CheckSession:
     example: str = ""  # the smallest failing case
     notes: list[str] = field(default_factory=list)  # further assumptions for the report
     undecided: str = ""  # why there can be no verdict, if so
-    right_questions: list[Question] = field(default_factory=list)  # those whose output was the oracle's
+    # Those whose output was the oracle's, by name; of several with one name the first.
+    right_questions: dict[str, Question] = field(default_factory=dict)
     brief: bool = False  # whether only single mistakes are looked for, which takes a tenth of the time
     reference: Reference | None = None  # the caller's own version, which then says what is right
 

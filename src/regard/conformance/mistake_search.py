@@ -28,6 +28,7 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Answer
 from regard.checker.oracle.variant import AttentionVariant
 from regard.checker.oracle.wiring import Affine, Wiring
+from regard.checker.subject.kernel_layouts import unpack
 from regard.conformance.case_folder import TOLERANCES
 from regard.conformance.cases import ConformanceCase
 from regard.conformance.result_comparison import CaseVerdict
@@ -143,7 +144,7 @@ def _explain_group(
         group = [case for case in group if case.name in finite]
     intents = [Intent(group[0].wiring, causal=False)]
     # Programs differ in what they do where there are more queries than keys: that may be a mistake apart.
-    usual = [case for case in group if not _has_more_queries(case)]
+    usual = [case for case in group if "more queries" not in case.features()]
     for cases in (group, usual, seeing):
         observations = [observed[case.name] for case in cases]
         if any(case in wrong for case in cases) and (names := _find_single(observations, intents)):
@@ -180,8 +181,7 @@ def _observe(case: ConformanceCase, output: Tensor) -> Observation:
     """Return a case with its output as (B, H, T, E), in float64."""
     output = output.double()
     if case.question.lengths is not None:
-        parts = torch.split(output, list(case.question.lengths[0]))
-        output = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).transpose(1, 2)
+        output = unpack(output, case.question.lengths[0])
     return Observation(case.question, Answer(output))
 
 
@@ -197,10 +197,6 @@ def _is_unmasked(case: ConformanceCase) -> bool:
     """Whether no key of a case is hidden from any query."""
     q = case.question
     return not q.causal and all(x is None for x in (q.mask, q.padding, q.window, q.ahead, q.lengths))
-
-
-def _has_more_queries(case: ConformanceCase) -> bool:
-    return any(T > S for T, S in zip(*case.question.all_lengths(), strict=True))
 
 
 def _ignores_scale(case: ConformanceCase, observation: Observation) -> bool:

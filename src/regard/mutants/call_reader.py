@@ -32,7 +32,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, AttentionVariant
 from regard.checker.oracle.wiring import Wiring, split_heads
 from regard.checker.subject.call_tensors import arrange
-from regard.checker.subject.kernel_layouts import pack
+from regard.checker.subject.kernel_layouts import pack, unpack
 from regard.mutants.call_signature import ROLES, CallSignature
 
 LARGEST = 1 << 27  # weights of a call that is read: more would take gigabytes and minutes
@@ -190,7 +190,7 @@ class CallReader:
             starts = [as_tensor(self.signature.value(arguments, f"{role} starts")) for role in ROLES[:2]]
             lengths = [None if x is None else tuple(x.diff().tolist()) for x in starts]
             queries, keys = lengths[0] or lengths[1] or (), lengths[1] or lengths[0] or ()
-            q, k, v = (_padded(x, n) for x, n in zip(roles, (queries, keys, keys), strict=True))
+            q, k, v = (unpack(x, n) for x, n in zip(roles, (queries, keys, keys), strict=True))
             return q, k, v, (queries, keys)
         if convention.layout == "BTC":
             heads = int(self.signature.value(arguments, "heads"))
@@ -239,7 +239,7 @@ def as_output(t: Tensor, reading: Reading) -> Tensor | None:
         return None
     if reading.convention.layout == "packed":
         assert reading.question.lengths is not None
-        return _padded(t, reading.question.lengths[0])
+        return unpack(t, reading.question.lengths[0])
     if reading.convention.layout == "BTC":
         return split_heads(t, reading.question.q.shape[1], view=False)
     return arrange(t, reading.convention.layout, "BHTD")
@@ -254,14 +254,6 @@ def _find_others(tensors: dict[Any, Tensor], right: Answer) -> dict[str, Any]:
         if same and relative_difference(tensor.detach().double().reshape(weights.shape), weights) < 2e-2:
             return {"weights": place}
     return {}
-
-
-def _padded(x: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """Return packed sequences (total, H, D) as (B, H, T, D), with zeros beyond the end of each."""
-    if not lengths or sum(lengths) != x.shape[0]:
-        raise ValueError("the lengths do not add up")
-    parts = torch.split(x, list(lengths))
-    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).transpose(1, 2)
 
 
 def _window(window: Any, convention: Convention) -> dict[str, Any]:

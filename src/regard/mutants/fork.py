@@ -5,7 +5,9 @@ PyTorch and pytest are imported once, before the first fork.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -40,31 +42,31 @@ def run_forks(
     Returns for each its "report", an "error", or how it came to an "end" without either.
     """
     folder.mkdir()
+    context = multiprocessing.get_context("fork")
     waiting = list(enumerate(runs))
-    running: dict[int, tuple[int, float]] = {}  # by process: the number of the run, and when its time is over
+    running: dict[int, tuple[Any, float]] = {}  # by the number of a run: its fork, and when its time is over
     results: dict[int, dict[str, Any]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             index, fields = waiting.pop(0)
-            running[_fork(fields | {"folder": str(folder / str(index))})] = index, time.monotonic() + limit
+            process = context.Process(target=_run, args=(fields | {"folder": str(folder / str(index))},))
+            process.start()
+            running[index] = process, time.monotonic() + limit
         time.sleep(INTERVAL)
-        for process, (index, end) in list(running.items()):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if not ended and time.monotonic() < end:
+        for index, (process, end) in list(running.items()):
+            if process.is_alive() and time.monotonic() < end:
                 continue
-            _kill(process, has_ended=bool(ended))
-            del running[process]
-            how = "exits" if os.WIFEXITED(status) else f"crashes with signal {os.WTERMSIG(status)}"
-            result = _read(folder / str(index) / "result") or {"end": how if ended else TOO_SLOW}
-            results[index] = result
-            tell(index, result)
+            code = process.exitcode
+            _end(process)
+            del running[index]
+            how = TOO_SLOW if code is None else "exits" if code >= 0 else f"crashes with signal {-code}"
+            results[index] = _read(folder / str(index) / "result") or {"end": how}
+            tell(index, results[index])
     return [results[index] for index in range(len(runs))]
 
 
-def _fork(fields: dict[str, Any]) -> int:
-    """Start a run in a fork of this process; return its number."""
-    if process := os.fork():
-        return process
+def _run(fields: dict[str, Any]) -> None:
+    """Do a run in this fork, and write its result."""
     # A group of its own, so that what a test starts ends with it.
     os.setpgid(0, 0)
     folder = Path(fields["folder"])
@@ -81,15 +83,12 @@ def _fork(fields: dict[str, Any]) -> int:
     os._exit(0)
 
 
-def _kill(process: int, *, has_ended: bool) -> None:
+def _end(process: Any) -> None:
     """End a fork, if it has not ended yet, with what it has started."""
-    for kill in (os.killpg,) if has_ended else (os.killpg, os.kill):
-        try:
-            kill(process, signal.SIGKILL)
-        except OSError:  # it has not made its group yet, or is gone
-            continue
-    if not has_ended:
-        os.waitpid(process, 0)
+    with contextlib.suppress(OSError):  # it has not made its group yet, or the group is gone
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -47,26 +47,20 @@ def _module_name(path: Path) -> str:
     return ".".join(parts)
 
 
-def replace_everywhere(target: Any, new: Callable[..., Any]) -> int:
-    """Put `new` in the place of `target` in every dict, list and closure that holds it; return how many.
+def replace_everywhere(target: Any, new: Callable[..., Any]) -> None:
+    """Put `new` in the place of `target` in every dict, list and closure that holds it.
 
     The names of modules are dicts, and so are registries of functions. Tuples and partial functions cannot
     be changed: a target that is held there alone is not called by its mutants, which their log shows.
     """
-    count, number = 0, id(target)  # a comprehension over `target` would hold it in a cell of its own
+    number = id(target)  # a comprehension over `target` would hold it in a cell of its own
     own = {id(cell) for cell in getattr(new, "__closure__", None) or ()} | {id(new.__dict__)}
     for holder in gc.get_referrers(target):
         if id(holder) in own:
             continue
-        if isinstance(holder, dict):
-            for key in [key for key, value in holder.items() if id(value) == number]:
-                holder[key] = new
-                count += 1
-        elif isinstance(holder, list):
-            for i in [i for i, value in enumerate(holder) if id(value) == number]:
-                holder[i] = new
-                count += 1
-        elif isinstance(holder, types.CellType):
+        if isinstance(holder, types.CellType):
             holder.cell_contents = new
-            count += 1
-    return count
+        elif isinstance(holder, dict | list):
+            places: Any = list(holder.items() if isinstance(holder, dict) else enumerate(holder))
+            for place in [place for place, value in places if id(value) == number]:
+                holder[place] = new

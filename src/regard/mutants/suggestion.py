@@ -170,7 +170,10 @@ class TestWriter:
                         or self._encoded(spread, f"({n.B}, 1, {n.T}, {n.S})")
                     )
             elif option in ("window", "sides") and "window" in names:
-                pair = isinstance(self._default("window"), tuple | list) or option == "sides"
+                pair = (
+                    isinstance(self.signature.value(self.example, "window"), tuple | list)
+                    or option == "sides"
+                )
                 arguments[names["window"]] = "(1, 1)" if option == "sides" else "(1, 0)" if pair else "2"
             elif option == "bias" and ({"bias", "mask"} & names.keys()) and not self.takes_block_masks:
                 setup.append(f"bias = torch.randn({n.T}, {n.S}{self._dtype()})")
@@ -189,9 +192,6 @@ class TestWriter:
         # A function by `apply` takes its arguments in their order.
         arguments = dict(sorted(arguments.items(), key=lambda item: order.index(item[0])))
         return SuggestedCall(tuple(setup), arguments)
-
-    def _default(self, meaning: str) -> Any:
-        return self.signature.value(self.example, meaning)
 
     def _dtype(self) -> str:
         return "" if self.dtype == torch.float32 else f", dtype={self.dtype}"

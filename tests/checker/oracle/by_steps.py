@@ -8,6 +8,11 @@ from regard.attention.steps import trace
 from regard.checker.oracle.question import Answer, answer_items
 
 
+def normal(*shape):
+    """Return random numbers of a shape, in float64."""
+    return torch.randn(shape, dtype=torch.float64)
+
+
 def answer_by_steps(question, wiring):
     if question.lengths is not None:
         return answer_items(question, lambda item: answer_by_steps(item, wiring))

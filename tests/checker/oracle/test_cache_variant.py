@@ -10,12 +10,9 @@ from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import expected_answer, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Affine, Rotation, Wiring
+from tests.checker.oracle.by_steps import normal
 
 CUTS = [(1,) * 6, (2, 2, 2), (1, 5), (4, 2), (3, 3)]
-
-
-def normal(*shape):
-    return torch.randn(shape, dtype=torch.float64)
 
 
 def wired(rotary):

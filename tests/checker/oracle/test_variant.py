@@ -9,19 +9,16 @@ import torch.nn.functional as F
 
 import regard
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.oracle.oracle import relative_error
+from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Affine, Rotation, Wiring
-from tests.checker.oracle.by_steps import answer_by_steps
+from tests.checker.oracle.by_steps import answer_by_steps, normal
 
 
-def normal(*shape):
-    return torch.randn(shape, dtype=torch.float64)
-
-
-def question(**changes):
-    q, k, v = normal(2, 4, 6, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 5)
+def question(*, sizes=(2, 4, 6), E=5, **changes):
+    B, H, T = sizes
+    q, k, v = normal(B, H, T, 8), normal(B, 2, T, 8), normal(B, 2, T, E)
     return replace(Question("output", q, k, v), **changes)
 
 
@@ -45,13 +42,43 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_the_correct_variant_is_the_oracle(name):
-    case = question(**QUESTIONS[name])
+LENGTHS = ((3, 5, 2), (5, 9, 2))
+NINE = {"sizes": (3, 4, 9), "E": 8}
+OF_KERNELS = {
+    "packed": NINE | {"layout": "packed", "lengths": LENGTHS},
+    "packed, causal": NINE | {"layout": "packed", "lengths": LENGTHS, "causal": True},
+    "pages": NINE | {"layout": "paged or not", "lengths": LENGTHS, "page": 4},
+    "cap and pages": NINE | {"layout": "paged or not", "lengths": LENGTHS, "page": 4, "softcap": 2.0},
+    "splits": NINE | {"layout": "cache", "splits": 3},
+    "cache": NINE | {"layout": "cache", "lengths": LENGTHS},
+    "blocks": {"sizes": (1, 2, 150)},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64)},
+    "wide": NINE | {"window": 3, "ahead": 2},
+    "interface": {"mask": MASK, "layout": "interface"},
+}
+
+
+@pytest.mark.parametrize("changes", (QUESTIONS | OF_KERNELS).values(), ids=QUESTIONS | OF_KERNELS)
+def test_the_correct_variant_is_the_oracle(changes):
+    case = question(**changes)
     answer, expected = CORRECT.answer(case, Wiring()), answer_by_steps(case, Wiring())
     assert relative_error(answer, expected) < 1e-14
-    torch.testing.assert_close(answer.lse, expected.lse)
-    torch.testing.assert_close(answer.weights, expected.weights)  # zeros in a row without a visible key
+    if case.lengths is None:
+        torch.testing.assert_close(answer.lse, expected.lse)
+        torch.testing.assert_close(answer.weights, expected.weights)  # zeros in a row without a visible key
+
+
+def test_an_item_alone_has_the_same_answer_and_gets_gradients():
+    case = question(**OF_KERNELS["packed, causal"]).map_inputs(lambda x: x.requires_grad_())
+    answer = expected_answer(case, Wiring())
+    for b, (T, S) in enumerate(zip(*LENGTHS, strict=True)):
+        q, k, v = (x[b : b + 1, :, :n] for x, n in ((case.q, T), (case.k, S), (case.v, S)))
+        expected = expected_answer(Question("alone", q, k, v, causal=True), Wiring())
+        torch.testing.assert_close(answer.output[b : b + 1, :, :T], expected.output)
+        torch.testing.assert_close(answer.lse[b : b + 1, :, :T], expected.lse)
+        assert answer.free[b, :, T:].all()
+    answer.output.sum().backward()
+    assert case.v.grad.abs().amax((1, 2, 3)).gt(0).all()
 
 
 def test_the_correct_variant_is_the_oracle_with_weights_biases_and_a_cache():
@@ -118,3 +145,16 @@ def test_every_mistake_changes_some_answer():
             if can_show(change):
                 variant = replace(CORRECT, **change)
                 assert any(differs(variant, case, wiring, right) for case, right in questions), change
+
+
+def test_every_mistake_of_kernels_changes_some_answer():
+    cases = [question(**changes) for changes in OF_KERNELS.values()]
+    right = [(case, expected_answer(case, Wiring())) for case in cases]
+    for mistake in THEMES["kernels"]:
+        for change in mistake.changes:
+            variant = replace(CORRECT, **change)
+            assert any(
+                relative_error(variant.answer(case, Wiring()), answer) > 1e-3
+                for case, answer in right
+                if not mistake.layouts or case.layout in mistake.layouts
+            ), (mistake.name, change)

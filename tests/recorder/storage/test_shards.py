@@ -280,6 +280,33 @@ def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
             regard.load(tmp_path)
 
 
+WRONG_PLACEMENT: list[tuple[dict[str, Any], str]] = [
+    ({"total_heads": 2}, "heads: expected numbers below 2"),
+    ({"kv_heads": [0, 7]}, "kv_heads: expected as many as divide"),
+    ({"kv_heads": [0, 1, 2]}, "kv_heads: expected as many as divide"),
+    ({"kv_heads": ["0"]}, "kv_heads: expected a whole number"),
+    ({"rows": [[0, 5]]}, "expected increasing runs of 12 rows"),
+    ({"rows": [[6, 12], [0, 6]]}, "expected increasing runs of 12 rows"),
+    ({"rows": [[0, 8], [4, 8]]}, "expected increasing runs of 12 rows"),
+    ({"rows": [[-6, 6]]}, "expected increasing runs of 12 rows"),
+    ({"rows": [[0, 14], [14, 12]]}, "expected increasing runs of 12 rows"),
+    ({"keys": [[0, 12, 13]]}, "keys: expected 2 values"),
+    ({"more": 1}, "Placement: expected the fields total_heads"),
+]
+
+
+def test_a_damaged_placement_is_refused(tmp_path: Path) -> None:
+    run = save_ranks(tmp_path, by_heads([whole_layer(0, 2)]))
+    index = tmp_path / ShardId(run, 1, 2).folder / "capture.json"
+    whole = index.read_text()
+    for changes, message in WRONG_PLACEMENT:
+        described = json.loads(whole)
+        described["layers"][0]["placement"] |= changes
+        index.write_text(json.dumps(described))
+        with pytest.raises(CaptureFileError, match=message):
+            regard.load(tmp_path)
+
+
 def test_a_changed_number_of_a_head_is_noticed(tmp_path: Path) -> None:
     """Nobody can renumber heads: the layers' files say which heads they hold, and the seal covers them."""
     run = save_ranks(tmp_path, by_heads([whole_layer(0, 2)]))

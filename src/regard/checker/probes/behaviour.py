@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,16 +52,18 @@ def _dependence(session: CheckSession, question: Question, axis: int) -> Tensor 
     return torch.stack(columns, 1)
 
 
+def change_part(x: Tensor, axis: int, part: int | slice) -> Tensor:
+    """Return a copy of a tensor with other numbers in a part of one of its axes."""
+    changed = x.clone()
+    # A norm before the projections would undo a positive factor or a shift alone, but not the sign.
+    changed.movedim(axis, 0)[part].mul_(-1.5).add_(1.0)
+    return changed
+
+
 def change_tokens(question: Question, axis: int, index: int) -> Question:
     """Return the question with one slice of its keys and values changed; of x, in self-attention."""
 
-    def change(x: Tensor) -> Tensor:
-        changed = x.clone()
-        slice_ = changed.select(axis, index)
-        # The sign changes, which no norm before the projections undoes.
-        slice_.copy_(slice_ * -1.5 + 1.0)
-        return changed
-
+    change = partial(change_part, axis=axis, part=index)
     if question.is_self_attention:
         return question.map_inputs(change)
     k = change(question.k)

@@ -20,6 +20,7 @@ from regard.checker.catalogue import CATALOGUE, Mistake, get_mistake
 from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
+from regard.checker.probes.behaviour import change_part
 from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
@@ -209,8 +210,7 @@ def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
 def _keeps_state(session: CheckSession, step: Step, question: Question, cut: Cut) -> bool:
     """Return whether the output of the last piece depends on tokens that came in earlier steps."""
     x, last = question.q, cut[-1]
-    other = x.clone()
-    other[:, :-last] = other[:, :-last] * -1.5 + 1.0
+    other = change_part(x, 1, slice(0, -last))
     outputs = [_run_pieces(_fresh(session, question), step, each, cut)[:, -last:] for each in (x, other)]
     return not torch.allclose(outputs[0], outputs[1], rtol=1e-6, atol=1e-9)
 
@@ -242,17 +242,12 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
     trials = [trial for trial in trials if trial.errors and (trial.kept or trial.continuation.explicit)]
     # A guess under which nothing was kept may not be how the module is called.
     trials.sort(key=lambda trial: not trial.kept)
-    for trial in trials if intent is not None else []:
-        for mistake in CATALOGUE.values():
-            if intent is not None and _explains(mistake, question, intent, trial):
-                _add_mistake(session, trial, mistake)
-                return True
-    for trial in [trial for trial in trials if trial.kept][:2] if intent is not None else ():
-        if intent is not None and (pair := _explaining_pair(question, intent, trial)) is not None:
-            for mistake in pair:
-                _add_mistake(session, trial, mistake)
-            return True
-    for trial in (trial for trial in trials if trial.kept and trial.continuation.certain):
+    kept = [trial for trial in trials if trial.kept]
+    if intent is not None and (
+        _name(session, trials, question, intent, 1) or _name(session, kept[:2], question, intent, 2)
+    ):
+        return True
+    for trial in (trial for trial in kept if trial.continuation.certain):
         session.add_failure("cache", _describe(trial))
         return True
     for trial in trials:
@@ -292,27 +287,24 @@ def _describe(trial: _Trial) -> str:
     return f"{detail} ({len(trial.errors)} of {len(trial.outputs)} splits differ)"
 
 
-def _explains(mistake: Mistake, question: Question, intent: Intent, trial: _Trial) -> bool:
-    """Return whether a mistake gives the same outputs for every way to split the sequence."""
-    return any(
-        all(
-            _fits(replace(CORRECT_CACHE, **change), question, intent, cut, output)
-            for cut, output in trial.outputs.items()
-        )
-        for change in mistake.cache_changes
-    )
-
-
-def _explaining_pair(question: Question, intent: Intent, trial: _Trial) -> tuple[Mistake, Mistake] | None:
-    """Return two mistakes that together give the same outputs for every way to split the sequence."""
-    changes = [(m, change) for m in CATALOGUE.values() for change in m.cache_changes[:3]]
-    for (first, change), (second, more) in itertools.combinations(changes, 2):
-        if first is second or change.keys() & more.keys():
-            continue
-        variant = replace(CORRECT_CACHE, **change, **more)
-        if all(_fits(variant, question, intent, cut, out) for cut, out in trial.outputs.items()):
-            return first, second
-    return None
+def _name(
+    session: CheckSession, trials: list[_Trial], question: Question, intent: Intent, count: int
+) -> bool:
+    """Record so many mistakes that together give a trial's outputs for every way to split the sequence."""
+    # Of pairs, the first forms of each mistake are tried.
+    most = None if count == 1 else 3
+    forms = [(m, change) for m in CATALOGUE.values() for change in m.cache_changes[:most]]
+    for trial, chosen in itertools.product(trials, itertools.combinations(forms, count)):
+        changes = dict(field for _, change in chosen for field in change.items())
+        is_apart = len({m.name for m, _ in chosen}) == count
+        if not is_apart or len(changes) < sum(len(change) for _, change in chosen):
+            continue  # two forms of one mistake, or two values of one field
+        variant = replace(CORRECT_CACHE, **changes)
+        if all(_fits(variant, question, intent, cut, output) for cut, output in trial.outputs.items()):
+            for mistake, _ in chosen:
+                _add_mistake(session, trial, mistake)
+            return True
+    return False
 
 
 def _fits(variant: Any, question: Question, intent: Intent, cut: Cut, output: Tensor) -> bool:

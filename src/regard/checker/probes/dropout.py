@@ -92,14 +92,12 @@ def _check_training(session: CheckSession, places: list[str]) -> None:
     if error is not None and not error < TOLERANCE:
         session.add_failure("training mode", f"without dropout, the output {describe_difference(error)}")
         return
-    # Of several questions with one name the first stays, as the last one written.
-    questions = {question.name: question for question in reversed(session.right_questions)}
     modules = [own] + ([_with_dropout(session, places, _SMALL, training=True)] if places else [])
     for module in modules:
         error = _training_error(session, plain, module)
         if error is not None and not error < TOLERANCE:
             continue  # what it does at a rate of dropout is judged by the place of the dropout
-        for name, question in questions.items():
+        for name, question in session.right_questions.items():
             if error is None:  # it is random by means of its own
                 failure = _leak_in_training(session, question, places)
             else:

@@ -79,7 +79,10 @@ def probe_gradients(session: CheckSession, oracle: Oracle) -> None:
     error = errors[worst]
     if error < _gradient_tolerance(session):
         session.add_pass("gradients", f"to {error:.0e}")
-        _gradients_of_options(session, oracle)
+        # Under each option whose output was right: it may have a backward of its own.
+        for name, option in session.right_questions.items():
+            if failure := gradient_failure(session, session.compared, option, oracle):
+                session.add_failure(f"gradients, {name}", failure)
         _gradient_of_strided(session, question)
         _gradient_of_lse(session, question, oracle)
     elif evidence := _evidence_of_detach(oracle, question, got, expected):
@@ -150,14 +153,6 @@ def _gradients(
 def _named_gradients(output: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor] | str:
     gradients = output_gradients(output, list(tensors.values()))
     return gradients if isinstance(gradients, str) else dict(zip(tensors, gradients, strict=True))
-
-
-def _gradients_of_options(session: CheckSession, oracle: Oracle) -> None:
-    """Compare the gradients under each option whose output was right: it may have a backward of its own."""
-    # Of several questions with one name the first stays, as the last one written.
-    for name, question in {question.name: question for question in reversed(session.right_questions)}.items():
-        if failure := gradient_failure(session, session.compared, question, oracle):
-            session.add_failure(f"gradients, {name}", failure)
 
 
 def _gradient_of_strided(session: CheckSession, question: Question) -> None:

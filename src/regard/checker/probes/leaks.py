@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.checker.interpretation.cases import described_causality
 from regard.checker.oracle.question import Question
-from regard.checker.probes.behaviour import name_visibility
+from regard.checker.probes.behaviour import change_part, name_visibility
 from regard.checker.probes.gradients import BackwardPass, run_backward
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import source_of
@@ -84,7 +84,8 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
     differentiable = output.requires_grad and run_backward(session, question) == BackwardPass()
     for row in range(T - 1):
         # Change all later tokens: no row up to this one may change.
-        changed = session.subject.run(question.map_inputs(partial(_change_from, start=row + 1)))
+        later = partial(change_part, axis=-2, part=slice(row + 1, None))
+        changed = session.subject.run(question.map_inputs(later))
         if changed.answer is None:
             return None
         before, after = output[..., : row + 1, :], changed.answer.output[..., : row + 1, :]
@@ -102,14 +103,6 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
             if any(g is not None and float(g[..., row + 1 :, :].abs().max()) > 1e-12 for g in gradients):
                 return row, row + 1, "a gradient flows"
     return ()
-
-
-def _change_from(x: Tensor, start: int) -> Tensor:
-    """Return a copy of (…, T, C) whose rows from `start` on are different."""
-    changed = x.clone()
-    # A norm before the projections would undo a positive factor or a shift alone, but not the sign.
-    changed[..., start:, :] = changed[..., start:, :] * -1.5 + 1.0
-    return changed
 
 
 # A batch that comes first by its name: `B, T, C = x.shape`.

@@ -290,7 +290,7 @@ def probe_output(session: CheckSession) -> None:
             session.add_diagnosis("batch-items-mixed", session.mixed)
         _check_shared_projection(session)
         session.add_results(observations, wrong)
-        session.right_questions += [observation.question for observation in observations]
+        session.right_questions = {o.question.name: o.question for o in reversed(observations)}
         _warn_of_window(session)
         return
     WrongOutput(session, observations, wrong).diagnose()
@@ -321,7 +321,7 @@ def _compare_with_reference(session: CheckSession, reference: Reference) -> None
         case = smallest_failure(session, failing)
         session.example = f"The smallest case that differs from {reference.name}:\n{case}"
     else:
-        session.right_questions += [observation.question for observation in observations]
+        session.right_questions = {o.question.name: o.question for o in reversed(observations)}
 
 
 def wrong_answers(session: CheckSession, observations: list[Observation]) -> dict[str, float]:

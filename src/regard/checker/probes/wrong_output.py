@@ -334,8 +334,11 @@ class WrongOutput:
             )
             session.add_skip("output", "whether its scale is meant is not known")
             return True
-        if convention := _window_convention(session, first):
-            session.undecided = convention
+        if session.subject.is_transformers and first.names == ("window-dropped",):
+            session.undecided = (
+                "in Transformers the window is in the mask that the model makes, and this layer alone has "
+                "none: check it without window=, or capture the model and look at its mask"
+            )
             session.add_skip("window", "it is a convention of this code, or of the model around it")
             return True
         session.add_results(self.observations, self.wrong)
@@ -373,16 +376,6 @@ def _is_nan_unhidden(session: CheckSession, wrong: dict[str, float]) -> bool:
         return True
     answer = session.compared.run(session.with_explicit_mask(question).to(session.dtype)).answer
     return answer is None or not bool(answer.output.isfinite().all())
-
-
-def _window_convention(session: CheckSession, match: Match) -> str:
-    """Return why a window that is not the expected one need not be a mistake, as a sentence; else ""."""
-    if session.subject.is_transformers and match.names == ("window-dropped",):
-        return (
-            "in Transformers the window is in the mask that the model makes, and this layer alone has none: "
-            "check it without window=, or capture the model and look at its mask"
-        )
-    return ""
 
 
 def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:

@@ -269,7 +269,8 @@ def judge(
             return session
     for session, observations in sessions if reference is None else []:
         if not any(s.undecided or s.diagnoses for s, _ in sessions):
-            _name_mistakes(session, observations)
+            for match in diagnose(observations, session.understanding.intents)[:1]:
+                session.add_match(match, max(map(session.error, observations)) / TOLERANCE)
     return next((s for s, _ in sessions if s.undecided or s.diagnoses), sessions[0][0])
 
 
@@ -329,12 +330,6 @@ def _name_mistakes_of_processes(
         if error < TOLERANCE and not session.diagnoses:
             evidence = f"On {processes} processes your output equals attention {get_mistake(name).what}"
             session.add_diagnosis(name, f"{evidence}, to {max(error, 1e-16):.0e}.", error)
-
-
-def _name_mistakes(session: CheckSession, observations: list[Observation]) -> None:
-    """Name the mistake of the catalogue that reproduces every output."""
-    for match in diagnose(observations, session.understanding.intents)[:1]:
-        session.add_match(match, max(map(session.error, observations)) / TOLERANCE)
 
 
 def _matching(

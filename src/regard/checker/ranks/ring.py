@@ -151,8 +151,9 @@ def _gathers(inputs: RingInputs) -> Iterator[Tensor]:
     n, T = inputs.n, inputs.T
     inorder = torch.arange(n * T)
     right = inputs.attend(inorder, inorder)
-    orders = [order for order in _orders(n) if order != list(range(n))]
-    for order in orders:
+    ranks = list(range(n))
+    # Reversed, and rotated by any number.
+    for order in [ranks[::-1], *(ranks[i:] + ranks[:i] for i in range(1, n))]:
         moved = inorder.view(n, T)[order].flatten()
         yield inputs.attend(moved, moved)
         yield inputs.attend(inorder, moved)
@@ -165,12 +166,6 @@ def _gathers(inputs: RingInputs) -> Iterator[Tensor]:
     yield from (right[..., mixed, :], right[..., mixed.argsort(), :])
     heads = torch.arange(right.shape[1]).view(n, -1).mT.flatten()
     yield from (right[:, heads], right[:, heads.argsort()])
-
-
-def _orders(n: int) -> list[list[int]]:
-    """Return the ranks in reversed order, and rotated by any number."""
-    ranks = list(range(n))
-    return [ranks[::-1], *(ranks[i:] + ranks[:i] for i in range(1, n))]
 
 
 def _regroup_heads(output: Tensor, n: int, order: list[int]) -> Tensor:

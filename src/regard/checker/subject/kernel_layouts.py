@@ -185,8 +185,8 @@ class TensorLayout(KernelLayout):
         lse = find_optional(tensors, output, (H, total), (total, H), (B, H, max(lengths)), (B, H, T))
         if lse is not None and lse.ndim == 2:
             by_token = lse.T if lse.shape == (H, total) else lse
-            lse = unpack(by_token[..., None], lengths, question)[..., 0]
-        return Answer(unpack(output, lengths, question), None, lse)
+            lse = unpack(by_token[..., None], lengths)[..., 0]
+        return Answer(unpack(output, lengths), None, lse)
 
 
 def starts(lengths: tuple[int, ...]) -> Tensor:
@@ -199,14 +199,10 @@ def pack(x: Tensor, lengths: tuple[int, ...]) -> Tensor:
     return torch.cat([x[b, :, :n].transpose(0, 1) for b, n in enumerate(lengths)])
 
 
-def unpack(x: Tensor, lengths: tuple[int, ...], question: Question) -> Tensor:
+def unpack(x: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Unpack (total, H, E) into (B, H, T, E), with zeros beyond a sequence's end."""
-    T = question.q.shape[2]
-    rows = [
-        torch.nn.functional.pad(part, (0, 0, 0, 0, 0, T - len(part)))
-        for part in torch.split(x, list(lengths))
-    ]
-    return torch.stack(rows).transpose(1, 2)
+    parts = list(torch.split(x, list(lengths)))
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).transpose(1, 2)
 
 
 def _to_pages(question: Question, lengths: tuple[int, ...], page: int) -> tuple[Tensor, Tensor, Tensor]:
