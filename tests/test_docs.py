@@ -9,6 +9,7 @@ import inspect
 import json
 import pkgutil
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def undescribed(name: str) -> set[str]:
     thing = importlib.import_module(package)
     for part in name.removeprefix(f"{package}.").split("."):
         thing = inspect.getattr_static(thing, part) if inspect.isclass(thing) else getattr(thing, part)
-    if isinstance(thing, property):
+    if isinstance(thing, property | cached_property):
         return set() if inspect.getdoc(thing) else {"docstring"}
     if isinstance(thing, staticmethod | classmethod):
         thing = thing.__func__

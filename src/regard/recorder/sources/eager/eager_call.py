@@ -33,8 +33,7 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     # text.
     if attention.is_composed:
         raise ValueError("its values are themselves a product with attention weights")
-    # Weights that were written to are not there any more as the softmax returned them.
-    if whole is None or write_count(attention.weights.whole) != attention.weights.count:
+    if whole is None:
         raise ValueError(CHANGED)
     T, S = whole.shape[-2:]
     lead = output.shape[:-2]
@@ -50,9 +49,7 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     if not _sums_to_one(whole):
         raise ValueError("its weights do not sum to 1 over the keys that they are multiplied with")
     problem = attention.weights.problem
-    # Rows without a visible key are NaN in both.
-    used = attention.used.detach()
-    if problem is None and not torch.equal(used.nan_to_num(), whole.detach().to(used.dtype).nan_to_num()):
+    if problem is None and not _is_unchanged(attention):
         problem = CHANGED
     scores = _aligned(attention, whole)
     shape = _batch_and_heads(scores, lead, module)
@@ -80,6 +77,15 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     # With its own keys a call continues others of a generation, which may be understood, as GPT-Neo's.
     with_keys = _with_residual(known, *log_weights)._replace(problem=problem)
     return next((call for call in (with_keys, dense) if is_certified(call)), known)
+
+
+def _is_unchanged(attention: EagerAttention) -> bool:
+    """Whether the weights that were multiplied are those that the softmax returned."""
+    weights, used, unchanged = attention.weights, attention.used.detach(), attention.unchanged
+    if unchanged is None or write_count(weights.whole) != weights.count:
+        return False
+    # Rows without a visible key are NaN in both.
+    return torch.equal(used.nan_to_num(), unchanged.detach().to(used.dtype).nan_to_num())
 
 
 def _sums_to_one(weights: Tensor) -> bool:

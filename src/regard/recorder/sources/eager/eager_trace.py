@@ -86,6 +86,9 @@ class EagerTrace(AttentionMode):
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function, and note what its result is to the scores and weights that are known."""
         name = _name(func)
+        # What the softmax returned is compared with what is multiplied: SEW-D fills some with 0 in place.
+        if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
+            self._copy_weights(args[0])
         output = func(*args, **kwargs)
         tensors = _tensors_among(args, kwargs)
         # Heads that are put in front of texts in this way have the axis of texts.
@@ -224,6 +227,18 @@ class EagerTrace(AttentionMode):
             scores = scores if axis == -1 else scores.reversed()
         self.weights[output] = Weights(scores, output, output, write_count(output), _modules())
 
+    def _copy_weights(self, x: Tensor) -> None:
+        """Copy weights that are about to be written to."""
+        weights: Weights = self.weights[x]
+        copy = x.detach().clone()
+        is_whole = x is weights.whole
+        self.weights[x] = dataclasses.replace(
+            weights,
+            whole=copy if is_whole else weights.whole,
+            part=copy if weights.part is x else None,
+            count=write_count(copy) if is_whole else weights.count,
+        )
+
     def _follow_weights(
         self, func: Any, name: str, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], output: Any
     ) -> None:
@@ -309,6 +324,12 @@ def _tensors_among(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 def _is_parameter(x: Tensor) -> bool:
     """Whether a tensor is a parameter or a view of one."""
     return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function writes to its first argument, by its name."""
+    name = function_name(func)
+    return name.startswith(("__i", "__setitem")) or (name.endswith("_") and not name.endswith("__"))
 
 
 def _modules() -> tuple[nn.Module, ...]:
