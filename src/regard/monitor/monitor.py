@@ -31,8 +31,9 @@ from regard.monitor.history import (
 from regard.monitor.measures import BatchTokens, HeadReading, choose_rows, read
 from regard.recorder.context import capture
 from regard.recorder.layer import Layer
-from regard.recorder.observation import attention_names, named_arguments
+from regard.recorder.observation import named_arguments
 from regard.recorder.result import Capture
+from regard.recorder.sources.adapters import attention_names
 from regard.recorder.sources.compilation import original_model, uncompiled
 from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at
 from regard.support.json_lines import append_lines

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.gpt import GPT
 from regard.recorder.receiver import CallReceiver, ModelArguments, OpenReceiver, PassTokens, open_receivers
 from regard.recorder.sources import listener, token_order
-from regard.recorder.sources.adapters import attach_adapters, layer_ids
+from regard.recorder.sources.adapters import attach_adapters
 from regard.recorder.sources.compilation import uncompiled
 from regard.recorder.sources.structure_of_models.model_parts import (
     KnownModel,
@@ -165,12 +165,3 @@ def as_ids(x: Any) -> Tensor | None:
 def _is_whole(x: Any) -> bool:
     """Whether this is a tensor (B, T) of whole numbers."""
     return isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32)
-
-
-def attention_names(
-    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
-) -> frozenset[str]:
-    """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
-    if adapters is not None:
-        return frozenset(layer_ids(model, adapters))
-    return look_at(model).parts.softmax_attention
