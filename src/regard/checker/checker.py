@@ -23,7 +23,7 @@ from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.interpreter import prepare_interpreter
-from regard.checker.probes.cache import ADAPTER, add_failed_adapter, probe_cache
+from regard.checker.probes.cache import add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
@@ -37,7 +37,7 @@ from regard.checker.probes.sizes import probe_long_text, probe_other_sizes
 from regard.checker.ranks.distributed import check_on_processes
 from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report
-from regard.checker.session import CheckSession
+from regard.checker.session import ADAPTER, CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, add_promises
 from regard.checker.subject.call_tensors import arguments_of
@@ -275,12 +275,11 @@ def _explain_error(session: CheckSession) -> None:
         add_failed_adapter(session, session.subject.step, first.error)
         return
     if (cache := session.subject.arguments.get("cache")) in session.subject.extra:
-        session.undecided = f"it runs only with a cache in `{cache}`, which cannot be guessed: {ADAPTER}"
+        session.leave_open("needs-a-cache", argument=cache)
         session.add_untried("cache", ADAPTER)
         return
     if session.module is not None and (parts := attention_parts(session.module)):
-        session.undecided = model_sentence(parts)
-        session.add_skip("output", "it could not be run")
+        session.leave_open("is-a-model", sentence=model_sentence(parts), reason="it could not be run")
         return
     subject = session.subject
     place = error_place(first.error, subject.target)

@@ -75,6 +75,18 @@ class Question:
         """The inputs' dtype."""
         return self.q.dtype
 
+    @property
+    def padded_keys(self) -> Tensor | None:
+        """The positions (B, 1, S, 1), or (B, S, 1) of sequences, without a token; None without padding."""
+        if self.padding is None:
+            return None
+        return ~self.padding[:, None, :, None] if self.k.ndim == 4 else ~self.padding[:, :, None]
+
+    @property
+    def padded_rows(self) -> Tensor | None:
+        """Those of them that are rows of the output, too."""
+        return self.padded_keys if self.q.shape[-2] == self.k.shape[-2] else None
+
     def options(self) -> tuple[str, ...]:
         """Return the names of what it asks beside queries, keys and values."""
         names = ("mask", "padding", "bias", "window", "ahead", "softcap", "sinks")

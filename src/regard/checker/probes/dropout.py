@@ -21,19 +21,19 @@ from regard.checker.probes.dropout_effect import (
     UNSCALED,
     Draw,
     P,
+    as_number,
     check_rate,
     draw_outputs,
     dropouts,
     function_draw,
     infer_effect,
     is_near,
+    number_of,
     rate_argument,
-    set_value,
     training_run,
 )
 from regard.checker.probes.gradients import GRADIENT_TOLERANCE, derivative_error, output_gradients
 from regard.checker.session import CheckSession
-from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.reply import CallMonitor, Reply
 from regard.support.torch_internals import BatchNorm
@@ -132,15 +132,10 @@ def _training_error(session: CheckSession, question: Question, module: nn.Module
 
 def _free_rows(session: CheckSession, question: Question) -> Tensor | None:
     """Return the rows (…, T, 1) without a right output: those without a visible key, and of padding."""
-    free = None
+    free, padded = None, question.padded_rows
     if session.right_intent is not None and session.compared is session.subject:
         free = session.right_intent.answer(question).free
-    if question.padding is not None and question.padding.shape[1] == question.q.shape[-2]:
-        padding = (
-            ~question.padding[:, :, None] if question.q.ndim == 3 else ~question.padding[:, None, :, None]
-        )
-        free = padding if free is None else free | padding
-    return free
+    return free if padded is None else padded if free is None else free | padded
 
 
 def _leak_in_training(session: CheckSession, question: Question, places: list[str]) -> str:
@@ -225,13 +220,12 @@ def _training_gradient_failure(session: CheckSession, places: list[str]) -> str:
         inputs = {name: x for name, x in inputs.items() if x is not tracked.q or name == "the queries"}
         named = {f"`{name}`": x for name, x in module.named_parameters() if x.requires_grad}
         answer = session.subject.run(tracked, module=module).answer
-        leaves = inputs | named
         with CallMonitor(dropout=False):  # torch.utils.checkpoint runs the code again in the backward pass
-            gradients = "" if answer is None else output_gradients(answer.output, list(leaves.values()))
+            gradients = "" if answer is None else output_gradients(answer.output, inputs | named)
         if answer is None or isinstance(gradients, str):
             return f"the backward pass fails: {gradients}" if training and gradients and outputs else ""
         outputs.append(answer.output.detach())
-        sides.append(dict(zip(leaves, gradients, strict=True)))
+        sides.append(gradients)
     if not relative_difference(outputs[1], outputs[0]) < TOLERANCE:
         return ""  # it is random, or was found wrong already
     largest = max(float(x.abs().max()) for x in sides[0].values())
@@ -288,9 +282,7 @@ def _with_dropout(session: CheckSession, places: list[str], p: float, *, trainin
     assert own is not None
     module = copy_module(own)
     for place in (place for group in dropouts(own).values() for place in group):
-        rate = p if place in places else 0.0
-        keeps = vocabulary.size(place.rpartition(".")[2]) == "keep"
-        set_value(module, place, 1 - rate if keeps else rate)
+        setattr(*number_of(module, place), as_number(place, p if place in places else 0.0))
     return module.train(training)
 
 

@@ -65,7 +65,7 @@ def dropouts(module: nn.Module) -> dict[str, list[str]]:
     return groups
 
 
-def _owner(module: nn.Module, place: str) -> tuple[nn.Module, str]:
+def number_of(module: nn.Module, place: str) -> tuple[nn.Module, str]:
     """Return the module and the attribute that hold a dropout's number."""
     part = dict(module.named_modules()).get(place)
     if isinstance(part, nn.Dropout):
@@ -74,21 +74,19 @@ def _owner(module: nn.Module, place: str) -> tuple[nn.Module, str]:
     return module.get_submodule(owner), name
 
 
-def set_value(module: nn.Module, place: str, value: float) -> None:
-    setattr(*_owner(module, place), value)
+def as_number(name: str, rate: float) -> float:
+    """Return what a number of this name should be for a rate: `keep_prob` is the other probability."""
+    return 1 - rate if vocabulary.size(name.rpartition(".")[2]) == "keep" else rate
 
 
-def read_value(module: nn.Module, place: str) -> float:
-    return float(getattr(*_owner(module, place)))
-
-
-def training_run(subject: Subject, question: Question, module: nn.Module) -> Draw:
-    """Return a function that runs a module with dropout enabled and random numbers of a seed."""
+def training_run(subject: Subject, question: Question, module: nn.Module | None = None) -> Draw:
+    """Return a way to run a function, or a module in its state, with dropout and random numbers of a seed."""
 
     def draw(seed: int) -> Tensor | None:
         torch.manual_seed(seed)
-        reply = subject.run(question, module=copy_module(module), dropout=True)
-        return None if reply.answer is None else reply.answer.output.detach()
+        own = None if module is None else copy_module(module)
+        answer = subject.run(question, module=own, dropout=True).answer
+        return None if answer is None else answer.output.detach()
 
     return draw
 
@@ -280,21 +278,16 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
     rated = {n: value for n, value in arguments.items() if vocabulary.size(n) in ("dropout", "keep")}
     names = [n for n, value in rated.items() if type(value) in (float, int)]
     for name in names or [""]:  # without one, a configuration may hold them
-        others = {n: _as_value(n, 0.0) for n in names if n != name}
+        rates = [{n: as_number(n, rate if n == name else 0.0) for n in names} for rate in (0.0, *RATES)]
         zero, low, high = (
-            _rebuilt(session, question, rate, others | ({name: _as_value(name, rate)} if name else {}))
-            for rate in (0.0, *RATES)
+            _rebuilt(session, question, rate, numbers)
+            for rate, numbers in zip((0.0, *RATES), rates, strict=True)
         )
         if zero is None or low is None or high is None or dropouts(low) != dropouts(high):
             continue
         is_own = re.search("drop|keep", name) and not OUTPUT_DROPOUT.search(name)
         whole = [training_run(subject, question, side) for side in (low, high)] if is_own else []
         yield RateParameter(name or "dropout", whole, list(_parts(session, question, zero, low, high)))
-
-
-def _as_value(name: str, rate: float) -> float:
-    """Return what a parameter of this name should be for a rate: `keep_prob` is the other probability."""
-    return 1 - rate if vocabulary.size(name) == "keep" else rate
 
 
 def rate_argument(session: CheckSession) -> str:
@@ -308,14 +301,7 @@ def function_draw(session: CheckSession, question: Question, name: str, value: A
     subject = session.subject
     # F.dropout(x, p, training) drops nothing unless that is True.
     training = {subject.arguments["training"]: True} if "training" in subject.arguments else {}
-    function = subject.replaced(extra=subject.extra | training | {name: value})
-
-    def draw(seed: int) -> Tensor | None:
-        torch.manual_seed(seed)
-        answer = function.run(question, dropout=True).answer
-        return None if answer is None else answer.output.detach()
-
-    return draw
+    return training_run(subject.replaced(extra=subject.extra | training | {name: value}), question)
 
 
 def _parts(
@@ -328,12 +314,13 @@ def _parts(
     """
     groups = dropouts(low)
     places = [place for group in groups.values() for place in group]
-    followed = {place for place in places if read_value(low, place) != read_value(high, place)}
+    numbers = {place: [getattr(*number_of(side, place)) for side in (zero, low, high)] for place in places}
+    followed = {place for place, (_, a, b) in numbers.items() if a != b}
     for group in [group for group in groups.values() if followed & set(group)] or [places]:
         sides = [copy_module(low), copy_module(high)]
         for side, place in itertools.product(sides, places):
             if place not in group:
-                set_value(side, place, read_value(zero, place) if place in followed else 0.0)
+                setattr(*number_of(side, place), numbers[place][0] if place in followed else 0.0)
         yield [training_run(session.compared, question, side) for side in sides]
 
 

@@ -97,25 +97,24 @@ def _nan_in_padding(session: CheckSession) -> None:
     )
     if clean.answer is None or reply.answer is None:
         return
-    # Only the rows of tokens count.
-    every_row = torch.ones(question.q.shape[0], question.q.shape[-2]).bool()  # (B, T)
-    is_token = question.padding if question.is_self_attention else every_row
-    counted = is_token[:, None, :, None] if question.q.ndim == 4 else is_token[:, :, None]
-    rows = reply.answer.output[counted.expand_as(reply.answer.output)]
+    rows, clean_rows = (x.output for x in (reply.answer, clean.answer))
+    if question.is_self_attention:  # only the rows of tokens count
+        padded = question.padded_keys
+        assert padded is not None
+        rows, clean_rows = (x.masked_fill(padded, 0.0) for x in (rows, clean_rows))
     if bool(rows.isfinite().all()):
         session.add_pass("NaN in padding", "it reaches no token")
-    elif bool(clean.answer.output[counted.expand_as(clean.answer.output)].isfinite().all()):
+    elif bool(clean_rows.isfinite().all()):
         session.find("nan-in-padding", "NaN in padding", distance=math.inf)
 
 
 def _with_nan_padding(question: Question) -> Question:
     """Return the question with NaN in its padded positions."""
-    assert question.padding is not None
-    hidden = ~question.padding
-    hidden = hidden[:, None, :, None] if question.k.ndim == 4 else hidden[:, :, None]
+    padded = question.padded_keys
+    assert padded is not None
 
     def spoil(x: torch.Tensor) -> torch.Tensor:
-        return x.masked_fill(hidden.expand_as(x), torch.nan)
+        return x.masked_fill(padded, torch.nan)
 
     if question.is_self_attention:
         return question.map_inputs(spoil)

@@ -22,8 +22,7 @@ from regard.checker.interpretation.understand import understand
 from regard.checker.probes.gradients import gradient_failure, probe_gradients
 from regard.checker.probes.leaks import probe_causality
 from regard.checker.probes.output import probe_output
-from regard.checker.probes.wrong_output import COMPARE
-from regard.checker.session import CheckSession
+from regard.checker.session import COMPARE, CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.call_tensors import SEQUENCES, arguments_of, parameters_of
