@@ -36,20 +36,13 @@ def name_by_own_check(session: CheckSession, own_check: Callable[[], Report]) ->
     `own_check` checks the code against that attention. It is asked only if the reference is such attention.
     """
     failed = any(check.status == "failed" for check in session.checks)
-    if (
-        not failed
-        or session.diagnoses
-        or session.reference is None
-        or not _is_known(session.reference.session)
-    ):
+    if not failed or session.diagnoses or session.reference is None:
         return
+    theirs = session.reference.session
+    if understand(theirs.subject, dict(theirs.cases.always)).right_intent is None:
+        return  # the checker's own attention has not its numbers
     for diagnosis in own_check().diagnoses:
         session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, warning=diagnosis.warning)
-
-
-def _is_known(reference: CheckSession) -> bool:
-    """Return whether the reference is attention that the checker's own oracle reproduces."""
-    return understand(reference.subject, dict(reference.cases.always)).right_intent is not None
 
 
 def pair_with_reference(
@@ -67,8 +60,13 @@ def pair_with_reference(
     def adapted(side: Any) -> Subject:
         # A module is built already, so that arguments for a constructor have nowhere to go.
         own = {} if isinstance(side, nn.Module) else init
-        # An argument that only the code takes would make the reference raise an error.
-        call = _accepted(side, options.get("call") or {}) if side is reference else options.get("call")
+        call = options.get("call") or {}
+        if side is reference:
+            # An argument that only the code takes would make the reference raise an error.
+            taken = arguments_of(
+                side.forward if isinstance(side, type) and hasattr(side, "forward") else side
+            )
+            call = {name: value for name, value in call.items() if name in taken}
         return adapt(side, add_promises(side, own, promises), options.get("true_means"), call)
 
     subject = adapted(thing)
@@ -117,13 +115,6 @@ def pair_with_reference(
     session = _choose(pairs)
     session.notes.insert(0, f"compared with {theirs.name}, your reference")
     return session
-
-
-def _accepted(reference: Any, call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the call that the reference takes too."""
-    # The signature of a class itself is that of its constructor.
-    target = reference.forward if isinstance(reference, type) and hasattr(reference, "forward") else reference
-    return {name: value for name, value in call.items() if name in arguments_of(target)}
 
 
 def prepare_reference(

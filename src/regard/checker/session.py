@@ -312,11 +312,6 @@ class Reference:
         return self.session.subject.name
 
     @property
-    def is_exact(self) -> bool:
-        """Whether it runs in float64, so that errors of other precisions can be measured."""
-        return self.session.dtype == torch.float64
-
-    @property
     def yardstick(self) -> str:
         """Whose error the code's is compared with at each precision."""
         return f"that of {self.name}"

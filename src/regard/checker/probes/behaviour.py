@@ -150,23 +150,17 @@ def name_by_intervention(
     for axis in axes & _AXES.keys():
         if repaired < tolerance:
             return _AXES[axis], f"With softmax over the keys, not over axis {axis}, it equals your reference."
-    factors = [_find_factor(difference, question, tolerance) for question in (0, 1)]
-    return None if None in factors else _name_factor([f for f in factors if f is not None], widths)
 
-
-def _find_factor(difference: Callable[[int], float], question: int, tolerance: float) -> float | None:
-    """Return how many times the code's scores are the reference's, if that is all that differs."""
-
-    def error(factor: float) -> float:
+    def error(factor: float, question: int) -> float:
         with intervene_in_softmax(factor):
             return difference(question)
 
-    factor = minimise_scale(error)
-    return 1 / factor if factor is not None and error(factor) < tolerance else None
-
-
-def _name_factor(factors: list[float], widths: tuple[int, int] | None) -> tuple[str, str]:
-    """Return the mistake by which the scores are these times the reference's, in two questions."""
+    factors = []  # by which the code's scores are the reference's, if that is all that differs
+    for question in (0, 1):
+        repair = minimise_scale(partial(error, question=question))
+        if repair is None or not error(repair, question) < tolerance:
+            return None
+        factors.append(1 / repair)
     squares = [max(factor, 1 / factor) ** 2 for factor in factors]
     if widths is None:
         # Without the widths, the square of a factor that is a whole number is taken for one.
@@ -194,7 +188,11 @@ def name_by_behaviour(session: CheckSession, reference: Reference, wrong: list[O
     for observation in wrong:
         question = observation.question
         if question.name == "empty rows":
-            if _has_nan_row(reference, observation):
+            expected = reference.answer(question)
+            assert expected is not None
+            # The row without a visible key is the second one.
+            got, wanted = (x.output[..., 1, :] for x in (observation.answer, expected))
+            if bool(got.isnan().any()) and bool(wanted.isfinite().all()):
                 evidence = f"A query without a visible key gives NaN; in {reference.name} it gives numbers."
                 session.add_diagnosis("empty-row-nan", evidence)
             continue
@@ -213,14 +211,6 @@ def name_by_behaviour(session: CheckSession, reference: Reference, wrong: list[O
             "do not change it smoothly: it is rounded on the way."
         )
         session.add_diagnosis("precision-lost", evidence, worst)
-
-
-def _has_nan_row(reference: Reference, observation: Observation) -> bool:
-    """Return whether the row without a visible key, the second one, is NaN where the reference's is not."""
-    expected = reference.answer(observation.question)
-    assert expected is not None
-    got, wanted = (x.output[..., 1, :] for x in (observation.answer, expected))
-    return bool(got.isnan().any()) and bool(wanted.isfinite().all())
 
 
 def name_visibility(session: CheckSession, reference: Reference, question: Question) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import CATALOGUE, Mistake, get_mistake
+from regard.checker.catalogue import CATALOGUE, get_mistake
 from regard.checker.oracle.cache_variant import CORRECT_CACHE, CacheVariant
 from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
@@ -231,24 +231,24 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
         _name(session, trials, question, intent, 1) or _name(session, kept[:2], question, intent, 2)
     ):
         return True
-    for trial in (trial for trial in kept if trial.continuation.certain):
-        session.add_failure("cache", _describe(trial))
+    if certain := [trial for trial in kept if trial.continuation.certain]:
+        session.add_failure("cache", _describe(certain[0]))
         return True
     for trial in trials:
         # OpenAI's Whisper looks itself up in a table that hooks fill; an empty one says nothing.
         if re.search(r"self\.\w+ (not )?in \w*cache", source_of(session.subject)):
             continue
         if trial.continuation.explicit and _ignores_cache(session, trial, question):
-            _add_mistake(session, trial, get_mistake("cache-ignored"))
+            _add_mistakes(session, trial, ["cache-ignored"])
             return True
     return False
 
 
-def _add_mistake(session: CheckSession, trial: _Trial, mistake: Mistake) -> None:
-    detail = _describe(trial)
-    evidence = f"In pieces your output equals attention {mistake.what}; {detail}."
-    distance = max(trial.errors.values()) / TOLERANCE
-    session.add_mistake("cache", detail, mistake.name, evidence, distance=distance)
+def _add_mistakes(session: CheckSession, trial: _Trial, names: list[str]) -> None:
+    detail, distance = _describe(trial), max(trial.errors.values()) / TOLERANCE
+    for name in names:
+        evidence = f"In pieces your output equals attention {get_mistake(name).what}; {detail}."
+        session.add_mistake("cache", detail, name, evidence, distance=distance)
 
 
 def _ignores_cache(session: CheckSession, trial: _Trial, question: Question) -> bool:
@@ -295,8 +295,7 @@ def _name(
             continue  # two forms of one mistake, or two values of one field
         variant = replace(CORRECT_CACHE, **changes)
         if all(fits(variant, cut, output) for cut, output in trial.outputs.items()):
-            for mistake, _ in chosen:
-                _add_mistake(session, trial, mistake)
+            _add_mistakes(session, trial, [mistake.name for mistake, _ in chosen])
             return True
     return False
 

@@ -245,22 +245,16 @@ def _training_gradient_failure(session: CheckSession, places: list[str]) -> str:
 def _check_function(session: CheckSession) -> None:
     """Check that a function gives the same output twice, and that it drops at the rate of its argument."""
     question = session.cases.plain("deterministic", B=2, T=3, seed=60).to(session.dtype)
-    outputs = [session.subject.run(question, dropout=True).answer for _ in range(2)]
-    if outputs[0] is None or outputs[1] is None:
+    first, second = (session.subject.run(question, dropout=True).answer for _ in range(2))
+    if first is None or second is None:
         return
-    difference = relative_error(outputs[0], outputs[1])
-    if not difference:
-        session.add_pass("deterministic")
-        if "dropout" in session.subject.arguments and not check_rate(session, question):
-            _check_function_dropout(session, question)
-    else:
+    if difference := relative_error(first, second):
         session.find("dropout-in-eval", "deterministic", distance=difference / TOLERANCE)
-
-
-def _check_function_dropout(session: CheckSession, question: Question) -> None:
-    """Check where the dropout of a function's argument acts, as for a module's."""
-    name = rate_argument(session)
-    if not name:
+        return
+    session.add_pass("deterministic")
+    if "dropout" not in session.subject.arguments or check_rate(session, question):
+        return
+    if not (name := rate_argument(session)):
         return
     # The Annotated Transformer's `attention(query, key, value, mask, dropout)` takes a layer.
     draws = (function_draw(session, question, name, value) for value in (P, nn.Dropout(P)))

@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
-from regard.checker.oracle.oracle import (
-    Intent,
-    describe_agreement,
-    describe_difference,
-    relative_difference,
-)
+from regard.checker.oracle.oracle import Intent, describe_agreement, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession, Oracle
@@ -66,10 +61,10 @@ def probe_gradients(session: CheckSession, oracle: Oracle) -> None:
         return
     got = _gradients(session, question, {name: name for name, _ in shared})
     untracked = re.search(r"@(torch\.)?(no_grad|inference_mode)", session.source)
-    if isinstance(got, str) and untracked and reference is None:
-        session.add_skip("gradients", "it switches them off itself: @torch.no_grad")
-        return
     if isinstance(got, str):
+        if untracked and reference is None:
+            session.add_skip("gradients", "it switches them off itself: @torch.no_grad")
+            return
         evidence = f"The output has no gradient at all: {got}."
         session.add_mistake("gradients", got, "weights-detached", evidence, distance=math.inf)
         return

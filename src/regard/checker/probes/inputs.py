@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.oracle.oracle import (
     TOLERANCE,
-    Intent,
     describe_difference,
     relative_difference,
     relative_error,
@@ -135,29 +134,22 @@ def probe_inputs(session: CheckSession) -> None:
 def _check_keys_and_values(session: CheckSession) -> None:
     """Check that the output is an average of the values: linear in them, and not in the keys."""
     question = session.cases.plain("inputs", seed=45).to(session.dtype)
-    by_value, by_key = _is_affine(session, question, "v"), _is_affine(session, question, "k")
-    if by_value is None or by_key is None:
-        return
-    if by_key and not by_value:
-        session.find("key-value-swapped", "inputs")
-    elif by_value:
+    is_affine: dict[str, bool] = {}
+    for name, first in (("v", question.v), ("k", question.k)):
+        draw = torch.Generator().manual_seed(46)
+        second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
+        changed = [replace(question, **{name: x}) for x in (first, second, (first + second) / 2)]
+        answers = [session.subject.run(each).answer for each in changed]
+        outputs = [answer.output.detach() for answer in answers if answer is not None]
+        if len(outputs) < 3 or not all(bool(output.isfinite().all()) for output in outputs):
+            return
+        mean = (outputs[0] + outputs[1]) / 2
+        atol = 1e-6 * float(mean.abs().max())
+        is_affine[name] = torch.allclose(outputs[2], mean, rtol=1e-5, atol=atol)
+    if is_affine["v"]:
         session.add_pass("inputs", "the output is an average of the values")
-
-
-def _is_affine(session: CheckSession, question: Question, name: str) -> bool | None:
-    """Return whether the output is affine in one input; None if the code failed."""
-    first: Tensor = getattr(question, name)
-    draw = torch.Generator().manual_seed(46)
-    second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
-    outputs = []
-    for x in (first, second, (first + second) / 2):
-        changed = replace(question, v=x) if name == "v" else replace(question, k=x)
-        reply = session.subject.run(changed)
-        if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
-            return None
-        outputs.append(reply.answer.output.detach())
-    mean = (outputs[0] + outputs[1]) / 2
-    return torch.allclose(outputs[2], mean, rtol=1e-5, atol=1e-6 * float(mean.abs().max()))
+    elif is_affine["k"]:
+        session.find("key-value-swapped", "inputs")
 
 
 def _check_context(session: CheckSession) -> None:
@@ -212,24 +204,20 @@ def probe_positions(session: CheckSession) -> None:
     intent = session.right_intent
     if intent is None:
         return
-    if intent.wiring.bias is not None:
-        _check_slopes(session, intent)
-    # Observed queries and keys have their positions already.
-    elif intent.wiring.rotate is None and not isinstance(intent.wiring, InsideWiring):
-        _check_effect(session)
-
-
-def _check_slopes(session: CheckSession, intent: Intent) -> None:
-    """Compare slopes that the module holds, unless they are learned, with those of ALiBi."""
+    if (bias := intent.wiring.bias) is None:
+        # Observed queries and keys have their positions already.
+        if intent.wiring.rotate is None and not isinstance(intent.wiring, InsideWiring):
+            _check_effect(session)
+        return
+    # Slopes that the module holds, unless they are learned.
     assert session.module is not None
-    assert intent.wiring.bias is not None
     learned = [path for path, _ in session.module.named_parameters()]
     if any(f"`{path}`" in feature for path in learned for feature in intent.features):
         return
     if not re.search("alibi|slope", " ".join([session.source, *intent.features]), re.I):
         return  # a bias by distance that does not claim to be ALiBi
     H = intent.wiring.heads
-    slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
+    slopes = -bias(H, 2, 2)[:, 1, 0].double()
     usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
     # Where H is no power of two, ALiBi takes some slopes of the next one; much code does without that.
     geometric = 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
@@ -255,19 +243,19 @@ def _check_effect(session: CheckSession) -> None:
         for path, tensor in spoiled.named_buffers():
             if _TABLE.search(path.rpartition(".")[2]) and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.mul_(1.1)
-    with CallHook(_spoil_cosines):
+
+    def spoil(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make every cosine a tenth too large."""
+        result = func(*args, **kwargs)
+        # Llama makes its `freqs_cis` by torch.polar.
+        if name in ("cos", "polar") and isinstance(result, Tensor):
+            return torch.complex(1.1 * result.real, result.imag) if result.is_complex() else 1.1 * result
+        return result
+
+    with CallHook(spoil):
         changed = session.subject.run(question, module=spoiled).answer
     if plain is None or changed is None:
         return
     distance = relative_difference(changed.output, plain.output) / (100 * TOLERANCE)
     if distance > 1:
         session.find("positions-cancel", "positions", distance=distance)
-
-
-def _spoil_cosines(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Make every cosine a tenth too large."""
-    result = func(*args, **kwargs)
-    # Llama makes its `freqs_cis` by torch.polar.
-    if name in ("cos", "polar") and isinstance(result, Tensor):
-        return torch.complex(1.1 * result.real, result.imag) if result.is_complex() else 1.1 * result
-    return result

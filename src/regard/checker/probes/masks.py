@@ -7,12 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from regard.checker.oracle.oracle import (
-    TOLERANCE,
-    Intent,
-    describe_difference,
-    relative_error,
-)
+from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.answers import ask, record_wrong
@@ -130,40 +125,30 @@ def _bias(session: CheckSession, intent: Intent) -> None:
         question = replace(question, bias=question.bias.expand(B, 1, T, S))
     asked = ask(session, question, intent, passed="added after the scale")
     if asked.agrees:
-        _bias_gradient(session, intent, question)
+        names = session.subject.arguments
+        name = names.get("bias", names.get("mask", ""))
+        failure = bias_gradient_failure(session, question, intent)
+        if failure == NO_GRADIENT and "bias" not in names:  # few masks are trained, and biases are
+            session.add_untried(f"gradient of {name}", failure)
+        elif failure:
+            session.add_failure(f"gradient of {name}", failure)
         return
     if asked.answer is None or record_wrong(session, asked, intent, "given numbers", "mask-scaled-too"):
         return
     detail = f"with finite numbers in it, the output {describe_difference(asked.error)}"
     if "bias" in session.subject.arguments:  # which says that it is added
         session.add_failure("float mask", detail)
-    elif _takes_minus_infinity(session, intent, question):
+        return
+    visible = session.cases.masked(seed=52).mask
+    assert question.bias is not None
+    assert visible is not None
+    bias = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
+    # Right as a mask that is added, and not as one of 1 and 0.
+    if session.compare(replace(question, bias=bias.expand(question.bias.shape)), intent).agrees:
         how = f"0 and −inf in a float mask are taken as added, and {detail}: say if it should add them"
         session.add_untried("float mask", how)
     else:
         session.add_skip("float mask", f"{detail}: they are not simply added to the scores")
-
-
-def _takes_minus_infinity(session: CheckSession, intent: Intent, question: Question) -> bool:
-    """Return whether a float mask of 0 and −inf is right as one that is added, and no mask of 1 and 0."""
-    assert question.bias is not None
-    visible = session.cases.masked(seed=52).mask
-    if visible is None:
-        return False
-    bias = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
-    added = replace(question, bias=bias.expand(question.bias.shape))
-    return session.compare(added, intent).agrees
-
-
-def _bias_gradient(session: CheckSession, intent: Intent, question: Question) -> None:
-    """Check the gradient of numbers that are added to the scores."""
-    names = session.subject.arguments
-    name = names.get("bias", names.get("mask", ""))
-    failure = bias_gradient_failure(session, question, intent)
-    if failure == NO_GRADIENT and "bias" not in names:  # few masks are trained, and biases are
-        session.add_untried(f"gradient of {name}", failure)
-    elif failure:
-        session.add_failure(f"gradient of {name}", failure)
 
 
 def _alignment(session: CheckSession, intent: Intent) -> None:

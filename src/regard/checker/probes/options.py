@@ -10,11 +10,7 @@ from typing import Any
 import torch
 
 from regard.checker.interpretation.hypotheses import head_width
-from regard.checker.oracle.oracle import (
-    TOLERANCE,
-    Intent,
-    describe_agreement,
-)
+from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_agreement
 from regard.checker.probes.answers import ask, record_wrong
 from regard.checker.session import CheckSession, ComparedAnswer
 from regard.checker.subject.call_tensors import SEQUENCES, parameters_of
@@ -173,7 +169,7 @@ def _agrees(
         without = replace(question, **{field: getattr(plain, field) for field in options[dropped].fields})
         same = intents[kept == "scale"].error(without, answer)
         if same < TOLERANCE:
-            _record_dropped(session, asked, options[kept], options[dropped], same)
+            _record_dropped(session, asked, options[kept].argument, options[dropped].argument, same)
             return False
     if not {first, second} & {"causal", "mask", "padding", "window"}:
         order = "both have an effect, and in which order they are applied is a convention"
@@ -185,23 +181,21 @@ def _agrees(
 
 
 def _record_dropped(
-    session: CheckSession, asked: ComparedAnswer, kept: CallOption, dropped: CallOption, same: float
+    session: CheckSession, asked: ComparedAnswer, kept: str, dropped: str, same: float
 ) -> None:
     """Record an option that another one switches off, as a mistake unless the author's text says so."""
-    if _says(session, _PRECEDENCE, kept.argument, dropped.argument):
-        session.notes.append(
-            f"{dropped.argument} is ignored where {kept.argument} is given, as its text says"
-        )
+    if _says(session, _PRECEDENCE, kept, dropped):
+        session.notes.append(f"{dropped} is ignored where {kept} is given, as its text says")
         return
-    session.add_mistake(
+    name, detail, agreement = (
         asked.question.name,
-        f"`{kept.argument}` switches `{dropped.argument}` off",
-        "option-dropped",
-        f"Given `{kept.argument}` and `{dropped.argument}`, your output equals attention with "
-        f"`{kept.argument}` alone, {describe_agreement(same)}.",
-        same,
-        distance=asked.distance,
+        f"`{kept}` switches `{dropped}` off",
+        describe_agreement(same),
     )
+    evidence = (
+        f"Given `{kept}` and `{dropped}`, your output equals attention with `{kept}` alone, {agreement}."
+    )
+    session.add_mistake(name, detail, "option-dropped", evidence, same, distance=asked.distance)
 
 
 # An argument may be there for the sake of a common signature, and say so.

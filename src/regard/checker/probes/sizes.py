@@ -21,10 +21,10 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.probes.gradients import gradient_failure
 from regard.checker.probes.questions import asks_many_tokens, largest_block
 from regard.checker.probes.rebuilt import check_output, rebuild
+from regard.checker.reports.evidence import function_calls
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of, parameters_of
-from regard.checker.subject.reply import CallHook
 from regard.checker.subject.source import BLOCK_NAME, block_sizes, whole_numbers
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
@@ -268,27 +268,11 @@ def _check_rebuilt(session: CheckSession, changes: dict[str, Any], check: str, s
     inner = rebuild(session, changes)
     if isinstance(inner, str):
         return False
-    if check == "several blocks" and not _takes_more_steps(session, inner):
+    in_blocks = check == "several blocks"
+    steps = [len(function_calls(side, side.cases.longer())) for side in (session, inner) if in_blocks]
+    # The memory-efficient path of lucidrains' Attention is off by default, and its sizes are then not used.
+    if in_blocks and steps[1] <= steps[0]:
         session.add_untried(check, f"{shown} made no difference to its steps: switch on what works in blocks")
     else:
         check_output(session, inner, check, shown)
     return True
-
-
-def _takes_more_steps(session: CheckSession, inner: CheckSession) -> bool:
-    """Return whether a module calls more of PyTorch's functions on a long text with smaller blocks.
-
-    The memory-efficient path of lucidrains' Attention is off by default, and its sizes are then not used.
-    """
-    counts = []
-    for side in (session, inner):
-        called: list[str] = []
-
-        def count(name: str, func: Any, args: Any, kwargs: dict[str, Any], called: list[str] = called) -> Any:
-            called.append(name)
-            return func(*args, **kwargs)
-
-        with CallHook(count):
-            side.subject.run(side.cases.longer().to(side.dtype))
-        counts.append(len(called))
-    return counts[1] > counts[0]

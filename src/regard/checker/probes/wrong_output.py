@@ -305,11 +305,10 @@ class WrongOutput:
 
     def _plausible(self, matches: list[Match]) -> list[Match]:
         """Return the matches without a NaN that masks do not explain."""
-        return [
-            m
-            for m in matches
-            if "zero-times-infinity" not in m.names or _is_nan_unhidden(self.session, self.wrong)
-        ]
+        named = [match for match in matches if "zero-times-infinity" in match.names]
+        if not named or _is_nan_unhidden(self.session, self.wrong):
+            return matches
+        return [match for match in matches if match not in named]
 
     def _report(self, matches: list[Match]) -> bool:
         """Record the mistakes that were found, or why they may be none; returns whether there are any."""

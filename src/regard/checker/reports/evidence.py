@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject.inside import intercept
@@ -66,21 +67,29 @@ def computes_weights(session: CheckSession) -> bool:
         with contextlib.suppress(RuntimeError, ValueError, IndexError):  # widths that do not fit
             weights = CORRECT.answer(intent.apply(question), intent.wiring).weights
             expected += [] if weights is None else [weights.detach().flatten().sort().values]
-    found = False
+    for _, result in function_calls(session, question):
+        numbers = [] if result is None else [w for w in expected if w.numel() == result.numel()]
+        own = result.double().flatten().sort().values if result is not None and numbers else result
+        if any(bool((own - wanted).abs().max() < 1e-6) for wanted in numbers):
+            return True
+    return False
 
-    def look(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal found
+
+def function_calls(session: CheckSession, question: Question) -> list[tuple[str, Tensor | None]]:
+    """Return which functions of PyTorch the code calls, each with its result; None if that is no numbers."""
+    results: list[tuple[str, Tensor | None]] = []
+
+    def keep(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and result.is_floating_point() and not found:
-            with DisableTorchFunction():
-                numbers = [w for w in expected if w.numel() == result.numel()]
-                own = result.detach().double().flatten().sort().values if numbers else result
-                found = any(bool((own - wanted).abs().max() < 1e-6) for wanted in numbers)
+        with DisableTorchFunction():
+            numbers = isinstance(result, Tensor) and result.is_floating_point()
+            # The code may go on to write into it.
+            results.append((name, result.detach().clone() if numbers else None))
         return result
 
-    with CallHook(look):
+    with CallHook(keep):
         session.subject.run(question.to(session.dtype))
-    return found
+    return results
 
 
 class ScoresOfModule(NamedTuple):
@@ -94,22 +103,12 @@ def watch_scores(session: CheckSession) -> ScoresOfModule:
     """Return whether a module forms scores of every query and key, and whether it takes their softmax."""
     question = session.cases.plain()
     T, S = question.q.shape[-2], question.k.shape[-2]
-    formed = normalised = False
-
-    def look(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal formed, normalised
-        result = func(*args, **kwargs)
-        sizes = list(result.shape) if isinstance(result, Tensor) and result.is_floating_point() else []
-        both = sizes.count(T) >= 2 if T == S else {T, S} <= set(sizes)
-        # scaled_dot_product_attention and multi_head_attention_forward keep their scores to themselves.
-        fused = "attention" in name
-        formed = formed or both or fused
-        normalised = normalised or fused or (both and "softmax" in name)
-        return result
-
-    with CallHook(look):
-        session.subject.run(question.to(session.dtype))
-    return ScoresOfModule(formed, normalised)
+    calls = function_calls(session, question)
+    # scaled_dot_product_attention and multi_head_attention_forward keep their scores to themselves.
+    fused = any("attention" in name for name, _ in calls)
+    sizes = [(name, () if result is None else tuple(result.shape)) for name, result in calls]
+    both = [name for name, x in sizes if (x.count(T) >= 2 if T == S else {T, S} <= set(x))]
+    return ScoresOfModule(fused or bool(both), fused or any("softmax" in name for name in both))
 
 
 _BENT = "its output is not linear in the values"
