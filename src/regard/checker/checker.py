@@ -27,10 +27,9 @@ from regard.checker.probes.cache import add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
-from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
-from regard.checker.probes.options import probe_options
+from regard.checker.probes.options import probe_masks, probe_options
 from regard.checker.probes.output import probe_output
 from regard.checker.probes.rebuilt import probe_many_heads, probe_switches
 from regard.checker.probes.sizes import probe_long_text, probe_other_sizes

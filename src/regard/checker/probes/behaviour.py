@@ -7,7 +7,6 @@ agrees with the reference's: the change that repairs it names the mistake of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -132,44 +131,45 @@ def intervene_in_softmax(factor: float = 1.0, axes: set[int] | None = None) -> C
 
 
 def name_by_intervention(
-    difference: Callable[[int], float], widths: tuple[int, int] | None, tolerance: float
+    session: CheckSession, reference: Reference, question: Question
 ) -> tuple[str, str] | None:
     """Return the mistake whose repair makes the code agree with its reference, and the evidence; or None.
 
-    Arguments:
-        difference: runs the code on a question, 0 or 1, and returns how much its output differs from the
-            reference's.
-        widths: those of the heads in the two questions; None if they are not known, and equal.
-        tolerance: the difference below which the outputs agree.
+    The code's softmax is changed until its output agrees, on this question and on one of another size.
     """
+    other = with_options(session.cases.plain(B=3, T=5, D=6, H=2, seed=3), question)
+    # The reference answers before, since it must not be changed.
+    expected = [(q, answer) for q in (question, other) if (answer := reference.answer(q)) is not None]
+    tolerance = session.tolerance
+
+    def error(index: int, factor: float = 1.0, axes: set[int] | None = None) -> float:
+        asked, wanted = expected[min(index, len(expected) - 1)]
+        with intervene_in_softmax(factor, axes):
+            answer = session.subject.run(asked.to(session.dtype)).answer
+        return float("inf") if answer is None else relative_error(answer, wanted)
+
     axes: set[int] = set()
-    with intervene_in_softmax(axes=axes):
-        repaired = max(difference(question) for question in (0, 1))
+    repaired = max(error(index, axes=axes) for index in (0, 1))
     if not axes:
         return None
     for axis in axes & _AXES.keys():
         if repaired < tolerance:
             return _AXES[axis], f"With softmax over the keys, not over axis {axis}, it equals your reference."
-
-    def error(factor: float, question: int) -> float:
-        with intervene_in_softmax(factor):
-            return difference(question)
-
     factors = []  # by which the code's scores are the reference's, if that is all that differs
-    for question in (0, 1):
-        repair = minimise_scale(partial(error, question=question))
-        if repair is None or not error(repair, question) < tolerance:
+    for index in (0, 1):
+        repair = minimise_scale(partial(error, index))
+        if repair is None or not error(index, repair) < tolerance:
             return None
         factors.append(1 / repair)
     squares = [max(factor, 1 / factor) ** 2 for factor in factors]
-    if widths is None:
-        # Without the widths, the square of a factor that is a whole number is taken for one.
-        by_width = abs(squares[0] - round(squares[0])) < 1e-2 and round(squares[0]) >= 4
-    else:
-        by_width = all(abs(s / width - 1) < 1e-3 for s, width in zip(squares, widths, strict=True))
-    name = ("no-scale" if factors[0] > 1 else "scaled-twice") if by_width else "constant-scale"
     width = round(squares[0])
     exact = abs(squares[0] - width) < 1e-2
+    # Without the widths of heads, the square of a factor that is a whole number is taken for one.
+    by_width = exact and width >= 4
+    if other.q.ndim == 4:
+        widths = (question.q.shape[-1], other.q.shape[-1])
+        by_width = all(abs(s / D - 1) < 1e-3 for s, D in zip(squares, widths, strict=True))
+    name = ("no-scale" if factors[0] > 1 else "scaled-twice") if by_width else "constant-scale"
     shown = ("" if factors[0] > 1 else "1/") + f"√{width}" if exact else f"{factors[0]:.4g}"
     return name, f"Its scores are {shown} times your reference's; but for that the outputs are equal."
 
@@ -203,7 +203,8 @@ def name_by_behaviour(session: CheckSession, reference: Reference, wrong: list[O
             _name_groups(session, reference, question)
     if session.diagnoses or session.mixed:
         return
-    _intervene(session, reference, wrong[0].question)
+    if found := name_by_intervention(session, reference, wrong[0].question):
+        session.add_diagnosis(*found)
     worst = max(session.error(observation) for observation in wrong)
     if worst < NEARLY_RIGHT and not session.diagnoses and _jumps(session, reference):
         evidence = (
@@ -234,23 +235,6 @@ def _name_groups(session: CheckSession, reference: Reference, question: Question
     if torch.equal(got, tiled) and torch.equal(want, interleaved[:, None] == torch.arange(G)):
         evidence = "Query head 1 reads key/value head 1; your reference's reads head 0."
         session.add_diagnosis("grouped-heads-tiled", evidence)
-
-
-def _intervene(session: CheckSession, reference: Reference, question: Question) -> None:
-    """Change the code's softmax until its output agrees, at two sizes, and record what that says."""
-    other = with_options(session.cases.plain(B=3, T=5, D=6, H=2, seed=3), question)
-    # The reference answers before, since it must not be changed.
-    expected = [(q, answer) for q in (question, other) if (answer := reference.answer(q)) is not None]
-
-    def difference(index: int) -> float:
-        question, wanted = expected[min(index, len(expected) - 1)]
-        answer = session.subject.run(question.to(session.dtype)).answer
-        return float("inf") if answer is None else relative_error(answer, wanted)
-
-    widths = (question.q.shape[-1], other.q.shape[-1])
-    found = name_by_intervention(difference, widths if other.q.ndim == 4 else None, session.tolerance)
-    if found is not None:
-        session.add_diagnosis(*found)
 
 
 def _jumps(session: CheckSession, reference: Reference) -> bool:

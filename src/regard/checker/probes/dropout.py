@@ -101,10 +101,8 @@ def _check_training(session: CheckSession, places: list[str]) -> None:
             if error is None:  # it is random by means of its own
                 failure = _leak_in_training(session, question, places)
             else:
-                found = _training_error(session, question, module)
-                failure = (
-                    "" if (found or 0.0) < TOLERANCE else f"the output {describe_difference(found or 0.0)}"
-                )
+                found = _training_error(session, question, module) or 0.0
+                failure = "" if found < TOLERANCE else f"the output {describe_difference(found)}"
             if failure:
                 session.add_failure("training mode", f"{name}: right in eval mode, but in training {failure}")
                 return
@@ -120,8 +118,9 @@ def _training_error(session: CheckSession, question: Question, module: nn.Module
     """Return how far the output in training, without dropout, is from that in eval; None if it is random."""
     question = question.to(session.dtype)
     before = session.subject.run(question, module=copy_module(module).eval()).answer
-    replies = [session.subject.run(question, module=copy_module(module).train()).answer for _ in range(2)]
-    first, second = replies
+    first, second = (
+        session.subject.run(question, module=copy_module(module).train()).answer for _ in range(2)
+    )
     if before is None or first is None or second is None:
         return None
     # A row without a visible key may be NaN, which is unequal to itself.
@@ -288,7 +287,7 @@ def _variation(session: CheckSession, question: Question, module: nn.Module) -> 
 
 def _check_place(session: CheckSession, intent: Intent, question: Question, draws: dict[str, Draw]) -> None:
     """Check where each dropout acts: it should be on the weights, or on the layer's output by its name."""
-    effects = {name: infer_effect(session, intent, question, draw) for name, draw in draws.items()}
+    effects = {name: infer_effect(intent, question, draw) for name, draw in draws.items()}
     # Weights that are not rescaled have the factor 1, which is no reason to doubt where the dropout acts.
     where = {
         name: "unknown" if effect.factor and not is_near(effect.factor, 1 / (1 - P)) else effect.place

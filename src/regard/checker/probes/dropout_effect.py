@@ -97,9 +97,7 @@ def draw_outputs(draw: Draw, seeds: Iterable[int]) -> list[Tensor]:
     return [] if any(output is None for output in outputs) else [x for x in outputs if x is not None]
 
 
-def infer_effect(
-    session: CheckSession, intent: Intent, question: Question, draw: Draw, draws: int = 6
-) -> DropoutEffect:
+def infer_effect(intent: Intent, question: Question, draw: Draw, draws: int = 6) -> DropoutEffect:
     """Return what dropout did to the numbers in several draws."""
     outputs = [output.double() for output in draw_outputs(draw, range(draws))]
     eval_answer = intent.answer(question)
@@ -232,31 +230,29 @@ def check_rate(session: CheckSession, question: Question) -> bool:
         if whole and _ignores_rate(*whole):
             session.find("dropout-rate-ignored", "dropout rate", argument=name, low=low, high=high)
             return True
-        intent = session.right_intent
-        if intent is not None and (
-            what := next(filter(None, _inversions(session, intent, question, parts)), "")
-        ):
+        what = "" if session.right_intent is None else _inversion(session.right_intent, question, parts)
+        if what:
             session.find("dropout-rate-inverted", "dropout rate", argument=name, low=low, what=what)
             return True
     return False
 
 
-def _inversions(
-    session: CheckSession, intent: Intent, question: Question, parts: list[list[Draw]]
-) -> Iterator[str]:
-    """Yield for each dropout what shows that its rate is that of keeping; "" if nothing does."""
+def _inversion(intent: Intent, question: Question, parts: list[list[Draw]]) -> str:
+    """Return what shows that the rate of one of the dropouts is that of keeping; "" if nothing does."""
     low, high = RATES
     for draws in parts:
-        effect = infer_effect(session, intent, question, draws[0])
+        effect = infer_effect(intent, question, draws[0])
         if effect.factor is None or effect.place == "dropout-not-rescaled":
-            yield ""
-        elif is_near(effect.factor, 1 / low):
-            other = infer_effect(session, intent, question, draws[1]).factor
-            inverted = other is not None and is_near(other, 1 / high)
-            yield f"what is kept is scaled by {effect.factor:.3g} = 1/{low}" if inverted else ""
-        else:
-            dropped = _fraction_dropped(session, intent, question, draws[0], effect)
-            yield f"{dropped:.0%} of the numbers are dropped" if dropped > low + _EXCESS else ""
+            continue
+        if is_near(effect.factor, 1 / low):
+            other = infer_effect(intent, question, draws[1]).factor
+            if other is not None and is_near(other, 1 / high):
+                return f"what is kept is scaled by {effect.factor:.3g} = 1/{low}"
+        elif effect.dropped >= low + _EXCESS / 2:
+            many = infer_effect(intent, question, draws[0], draws=_DRAWS)
+            if many.factor is not None and many.dropped > low + _EXCESS:
+                return f"{many.dropped:.0%} of the numbers are dropped"
+    return ""
 
 
 def _parameters(session: CheckSession, question: Question) -> Iterator[RateParameter]:
@@ -278,10 +274,9 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
     rated = {n: value for n, value in arguments.items() if vocabulary.size(n) in ("dropout", "keep")}
     names = [n for n, value in rated.items() if type(value) in (float, int)]
     for name in names or [""]:  # without one, a configuration may hold them
-        rates = [{n: as_number(n, rate if n == name else 0.0) for n in names} for rate in (0.0, *RATES)]
         zero, low, high = (
-            _rebuilt(session, question, rate, numbers)
-            for rate, numbers in zip((0.0, *RATES), rates, strict=True)
+            _rebuilt(session, question, rate, {n: as_number(n, rate if n == name else 0.0) for n in names})
+            for rate in (0.0, *RATES)
         )
         if zero is None or low is None or high is None or dropouts(low) != dropouts(high):
             continue
@@ -362,13 +357,3 @@ def _ignores_rate(low: Draw, high: Draw) -> bool:
             return False
         varies = varies or not torch.equal(a.nan_to_num(7.0), first.nan_to_num(7.0))
     return varies
-
-
-def _fraction_dropped(
-    session: CheckSession, intent: Intent, question: Question, draw: Draw, effect: DropoutEffect
-) -> float:
-    """Return the fraction of numbers that dropout at `RATES[0]` drops; from many draws if it seems large."""
-    if effect.dropped < RATES[0] + _EXCESS / 2:
-        return effect.dropped
-    many = infer_effect(session, intent, question, draw, draws=_DRAWS)
-    return many.dropped if many.factor is not None else 0.0

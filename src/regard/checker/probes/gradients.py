@@ -65,8 +65,8 @@ def probe_gradients(session: CheckSession, oracle: Oracle) -> None:
         if untracked and reference is None:
             session.add_skip("gradients", "it switches them off itself: @torch.no_grad")
             return
-        evidence = f"The output has no gradient at all: {got}."
-        session.add_mistake("gradients", got, "weights-detached", evidence, distance=math.inf)
+        what = f"The output has no gradient at all: {got}."
+        session.add_mistake("gradients", got, "weights-detached", what, distance=math.inf)
         return
     errors = {name: relative_difference(got[name], expected[name]) for name in got if name in expected}
     worst, error = max(errors.items(), key=lambda item: item[1])

@@ -24,9 +24,9 @@ from regard.checker.oracle.oracle import (
     relative_difference,
     relative_error,
 )
-from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
-from regard.checker.subject.call_tensors import SEQUENCES, copy_module, make_values
+from regard.checker.subject.call_tensors import SEQUENCES, copy_module
 from regard.checker.subject.continuation import has_cache
 from regard.checker.subject.inside import InsideWiring
 from regard.checker.subject.reply import CallHook, Reply
@@ -138,8 +138,8 @@ def _check_keys_and_values(session: CheckSession) -> None:
     for name, first in (("v", question.v), ("k", question.k)):
         draw = torch.Generator().manual_seed(46)
         second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
-        changed = [replace(question, **{name: x}) for x in (first, second, (first + second) / 2)]
-        answers = [session.subject.run(each).answer for each in changed]
+        inputs: list[dict[str, Any]] = [{name: x} for x in (first, second, (first + second) / 2)]
+        answers = [session.subject.run(replace(question, **changed)).answer for changed in inputs]
         outputs = [answer.output.detach() for answer in answers if answer is not None]
         if len(outputs) < 3 or not all(bool(output.isfinite().all()) for output in outputs):
             return
@@ -157,16 +157,11 @@ def _check_context(session: CheckSession) -> None:
     name, intent = session.subject.arguments["context"], session.right_intent
     question = session.cases.plain("context", T=6, seed=47).to(session.dtype)
     x, context = question.q, session.cases.plain("context", T=6, seed=48).to(session.dtype).q
-    module = session.subject.module_as(session.dtype)
-    assert module is not None
-    try:
-        with torch.no_grad():
-            result = module(x, **{**make_values(session.subject.extra, question), name: context})
-    except Exception:  # it does not take such a context
-        result = None
-    output = result[0] if isinstance(result, tuple | list) else result
+    positional = [*session.subject.positional, name]
+    both = session.subject.replaced(inputs="context", positional=positional, by_name=True)
+    answer = both.run(replace(question, k=context, v=context)).answer
     how = f"with `{name}` the output could not be compared: pass a function of both"
-    if intent is None or not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
+    if intent is None or answer is None:
         session.add_untried("cross-attention", how)
         return
     # (B, S, C) from which keys and values may rightly come, in words
@@ -177,7 +172,7 @@ def _check_context(session: CheckSession) -> None:
 
     def error(q: Tensor, k: Tensor, v: Tensor) -> float:
         asked = replace(question, q=q, k=k, v=v)
-        return min(replace(intent, causal=c).error(asked, Answer(output)) for c in {False, intent.causal})
+        return min(replace(intent, causal=c).error(asked, answer) for c in {False, intent.causal})
 
     for words, keys in texts.items():
         if error(x, keys, keys) < TOLERANCE:

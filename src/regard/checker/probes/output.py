@@ -25,6 +25,7 @@ from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.call_tensors import MaskForm
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.source import attention_parts, model_sentence
+from regard.checker.subject.subject import Subject
 
 
 def observe_answers(session: CheckSession) -> list[Observation]:
@@ -61,23 +62,28 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
     masked: list[Observation] = []
     subject, cases = session.compared, session.cases
     if "mask" in subject.arguments:
+        name, forms = subject.arguments["mask"], _mask_forms(session)
         question = session.with_explicit_mask(cases.masked(seed=11))
-        forms = _mask_forms(session)
-        replies = [(form, subject.replaced(mask_form=form).run(question.to(session.dtype))) for form in forms]
-        ran = [(form, Observation(question, reply.answer)) for form, reply in replies if reply.answer]
-        if not ran and (observation := _observe_token_mask(session)) is not None:
-            return [observation]
-        if not ran:
-            session.add_untried(
-                "mask",
-                f"`{subject.arguments['mask']}` takes no usual form of a mask: pass a function that makes it "
-                f"of a boolean (T, S), which raised {replies[0][1].error_line}",
+        ran = _observe_forms(subject, question, forms, session.dtype)
+        if not ran:  # it may be a mask (B, S) of tokens
+            stated, tokens = (
+                session.options.get("true_means"),
+                session.with_explicit_mask(cases.padded(seed=12)),
             )
+            token_forms = [MaskForm(kind, 1) for kind in ([stated] if stated else ["look", "zero-one"])]
+            if ran := _observe_forms(session.subject, tokens, token_forms, session.dtype):
+                form, best = min(ran, key=lambda pair: session.error(pair[1]))
+                session.subject.mask_form = form
+                session.understanding.assumptions.append(f"{name}: {form}")
+                return [best]
+            error_line = subject.replaced(mask_form=forms[0]).run(question.to(session.dtype)).error_line
+            how = f"`{name}` takes no usual form of a mask: pass a function that makes it of a boolean (T, S)"
+            session.add_untried("mask", f"{how}, which raised {error_line}")
             return masked
         form, best = _best_form(session, ran, observations)
         # A module and the attention observed inside it are two subjects with one convention.
         subject.mask_form = session.subject.mask_form = form
-        session.understanding.assumptions.append(f"{subject.arguments['mask']}: {form}")
+        session.understanding.assumptions.append(f"{name}: {form}")
         masked.append(best)
         longer = session.with_explicit_mask(cases.masked("mask, longer sequence", seed=13, T=40))
         if cases.fixed_length is None and (found := subject.run(longer.to(session.dtype)).answer) is not None:
@@ -149,22 +155,12 @@ def choose_mask_form(session: CheckSession, reference: Reference) -> None:
     theirs.mask_form = own.mask_form = running[0] if running else MaskForm()
 
 
-def _observe_token_mask(session: CheckSession) -> Observation | None:
-    """Run the subject with a mask (B, S) of tokens, in the convention in which it is right if any."""
-    subject, question = session.subject, session.with_explicit_mask(session.cases.padded(seed=12))
-    stated = session.options.get("true_means")
-    best: tuple[float, MaskForm, Observation] | None = None
-    for form in [MaskForm(kind, 1) for kind in ([stated] if stated else ["look", "zero-one"])]:
-        reply = subject.replaced(mask_form=form).run(question.to(session.dtype))
-        if reply.answer is not None:
-            observation = Observation(question, reply.answer)
-            error = session.error(observation)
-            best = (error, form, observation) if best is None or error < best[0] else best
-    if best is None:
-        return None
-    subject.mask_form = best[1]
-    session.understanding.assumptions.append(f"{subject.arguments['mask']}: {best[1]}")
-    return best[2]
+def _observe_forms(
+    subject: Subject, question: Question, forms: list[MaskForm], dtype: torch.dtype
+) -> list[tuple[MaskForm, Observation]]:
+    """Return the forms of a mask that the subject takes, with its answers."""
+    replies = [(form, subject.replaced(mask_form=form).run(question.to(dtype))) for form in forms]
+    return [(form, Observation(question, reply.answer)) for form, reply in replies if reply.answer]
 
 
 def _mask_forms(session: CheckSession) -> list[MaskForm]:
