@@ -17,7 +17,7 @@ from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import Cases, max_length
 from regard.checker.interpretation.understand import Understanding, first_form, understand
 from regard.checker.oracle.oracle import Observation
-from regard.checker.probes.behaviour import visible_heads, visible_tokens
+from regard.checker.probes.behaviour import HEAD_AXIS, dependence
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
@@ -159,7 +159,7 @@ def _with_layout(subject: Subject, always: dict[str, Any]) -> Subject:
         if session.understanding.first.answer is None:
             continue
         running.append(candidate)
-        heads, tokens = visible_heads(session, question), visible_tokens(session, question)
+        heads, tokens = dependence(session, question, HEAD_AXIS), dependence(session, question)
         alone = heads is not None and torch.equal(heads, torch.eye(len(heads), dtype=torch.bool))
         # In a wrong layout heads and tokens change places, so that each token depends on itself alone.
         if alone and tokens is not None and int(tokens.sum()) > len(tokens):

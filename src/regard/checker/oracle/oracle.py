@@ -154,6 +154,11 @@ class Intent:
         # A rule of this interpretation is the window that the code has by default.
         return self.convention.change(question.window, replace(asked, rule=question.rule))
 
+    def seeing(self, question: Question, visible: Tensor) -> tuple[Intent, Question]:
+        """Return this interpretation and a question with a mask (T, S) in place of all that hides keys."""
+        masked = replace(question, mask=visible, window=None, rule=None, flag=None)
+        return replace(self, causal=False, window=None, rule=None), masked
+
     def answer(self, question: Question) -> Answer:
         """Return the correct answer to a question under this interpretation, in float64."""
         return expected_answer(self.apply(question), self.wiring)

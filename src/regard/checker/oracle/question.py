@@ -110,6 +110,13 @@ class Question:
         v = q if self.v is self.q else k if self.v is self.k else function(self.v)
         return replace(self, q=q, k=k, v=v)
 
+    def map_keys(self, function: Callable[[Tensor], Tensor]) -> Question:
+        """Return the question with a function applied to its keys and values; to x, in self-attention."""
+        if self.is_self_attention:
+            return self.map_inputs(function)
+        k = function(self.k)
+        return replace(self, k=k, v=k if self.v is self.k else function(self.v))
+
     def tracked(self, dtype: torch.dtype) -> Question:
         """Return the question in a dtype, with inputs that record gradients: its `leaves`."""
         return self.to(dtype).map_inputs(lambda x: x.clone().requires_grad_())

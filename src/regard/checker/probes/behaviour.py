@@ -21,28 +21,21 @@ from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.reply import CallHook
 
+HEAD_AXIS, TOKEN_AXIS = -3, -2  # of (B, H, T, D)
 
-def visible_tokens(session: CheckSession, question: Question) -> Tensor | None:
-    """Return which outputs depend on which tokens of the keys and values: boolean (T, S).
+
+def dependence(session: CheckSession, question: Question, axis: int = TOKEN_AXIS) -> Tensor | None:
+    """Return which outputs depend on which tokens of the keys: boolean (T, S); or on which heads, (H, G).
 
     In self-attention a token is also a query, so the diagonal is always True. None if the code fails.
     """
-    return _dependence(session, question, -2)
-
-
-def visible_heads(session: CheckSession, question: Question) -> Tensor | None:
-    """Return which query heads depend on which key/value heads: boolean (H, G). None if the code fails."""
-    return _dependence(session, question, -3)
-
-
-def _dependence(session: CheckSession, question: Question, axis: int) -> Tensor | None:
-    """Return which slices of the output along an axis depend on which slices of keys and values along it."""
     question = question.to(session.dtype)
     with torch.no_grad():
         before = session.subject.run(question).answer
         columns = []
         for index in range(question.k.shape[axis]):
-            after = session.subject.run(change_tokens(question, axis, index)).answer
+            changed_keys = question.map_keys(partial(change_part, axis=axis, part=index))
+            after = session.subject.run(changed_keys).answer
             if before is None or after is None:
                 return None
             # A number that becomes NaN depends on the token, too, and NaN > 1e-9 is False.
@@ -57,16 +50,6 @@ def change_part(x: Tensor, axis: int, part: int | slice) -> Tensor:
     # A norm before the projections would undo a positive factor or a shift alone, but not the sign.
     changed.movedim(axis, 0)[part].mul_(-1.5).add_(1.0)
     return changed
-
-
-def change_tokens(question: Question, axis: int, index: int) -> Question:
-    """Return the question with one slice of its keys and values changed; of x, in self-attention."""
-
-    change = partial(change_part, axis=axis, part=index)
-    if question.is_self_attention:
-        return question.map_inputs(change)
-    k = change(question.k)
-    return replace(question, k=k, v=k if question.v is question.k else change(question.v))
 
 
 def name_difference(question: Question, got: Tensor, want: Tensor) -> str | None:
@@ -216,7 +199,7 @@ def name_by_behaviour(session: CheckSession, reference: Reference, wrong: list[O
 
 def name_visibility(session: CheckSession, reference: Reference, question: Question) -> None:
     """Name the mistake by which outputs see other tokens than the reference's, if there is one."""
-    got, want = (visible_tokens(s, question) for s in (session, reference.session))
+    got, want = (dependence(s, question) for s in (session, reference.session))
     if got is None or want is None or not (name := name_difference(question, got, want)):
         return
     row, token = (int(i) for i in (got != want).nonzero()[0])
@@ -227,7 +210,7 @@ def name_visibility(session: CheckSession, reference: Reference, question: Quest
 
 
 def _name_groups(session: CheckSession, reference: Reference, question: Question) -> None:
-    got, want = (visible_heads(s, question) for s in (session, reference.session))
+    got, want = (dependence(s, question, HEAD_AXIS) for s in (session, reference.session))
     if got is None or want is None or torch.equal(got, want):
         return
     H, G = got.shape

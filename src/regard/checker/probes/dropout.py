@@ -15,7 +15,7 @@ from regard.checker.oracle.oracle import (
     relative_error,
 )
 from regard.checker.oracle.question import Question
-from regard.checker.probes.behaviour import change_tokens
+from regard.checker.probes.behaviour import change_part
 from regard.checker.probes.dropout_effect import (
     OUTPUT_DROPOUT,
     UNSCALED,
@@ -143,7 +143,7 @@ def _leak_in_training(session: CheckSession, question: Question, places: list[st
 
     def changed_rows(token: int, seed: int | None) -> Tensor | None:
         outputs = []
-        for asked in (question, change_tokens(question, -2, token)):
+        for asked in (question, question.map_keys(partial(change_part, axis=-2, part=token))):
             torch.manual_seed(seed or 0)
             module = _with_dropout(session, places, _SMALL, training=seed is not None)
             answer = session.subject.run(asked, module=module, dropout=True).answer

@@ -215,14 +215,6 @@ RATES = (0.2, 0.6)
 _DRAWS, _EXCESS = 200, 0.2
 
 
-class RateParameter(NamedTuple):
-    """A parameter that sets the rate of dropout, and ways to run the code with it at each of `RATES`."""
-
-    name: str
-    whole: list[Draw]  # the code as it is built; empty if the parameter may be meant for other code
-    parts: list[list[Draw]]  # each dropout that the parameter sets, alone
-
-
 def check_rate(session: CheckSession, question: Question) -> bool:
     """Check that dropout follows the parameter that sets its rate; returns whether it does not."""
     low, high = RATES
@@ -255,16 +247,18 @@ def _inversion(intent: Intent, question: Question, parts: list[list[Draw]]) -> s
     return ""
 
 
-def _parameters(session: CheckSession, question: Question) -> Iterator[RateParameter]:
-    """Yield the parameters of a function or a class that set the rate of dropout."""
+def _parameters(
+    session: CheckSession, question: Question
+) -> Iterator[tuple[str, list[Draw], list[list[Draw]]]]:
+    """Yield the parameters that set the rate of dropout, each with ways to run the code at each of `RATES`.
+
+    The first are those of the code as it is built, none if the parameter may be meant for other code; then
+    come those of each dropout that the parameter sets, alone.
+    """
     subject = session.subject
-    if session.module is None:
-        name = rate_argument(session)
-        if not name:
-            return
+    if name := rate_argument(session) if session.module is None else "":
         draws = [function_draw(session, question, name, rate) for rate in RATES]
-        yield RateParameter(name, draws, [draws])
-        return
+        yield name, draws, [draws]
     if subject.cls is None:
         return
     try:
@@ -282,7 +276,7 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
             continue
         is_own = re.search("drop|keep", name) and not OUTPUT_DROPOUT.search(name)
         whole = [training_run(subject, question, side) for side in (low, high)] if is_own else []
-        yield RateParameter(name or "dropout", whole, list(_parts(session, question, zero, low, high)))
+        yield name or "dropout", whole, list(_parts(session, question, zero, low, high))
 
 
 def rate_argument(session: CheckSession) -> str:

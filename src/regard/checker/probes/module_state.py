@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases, max_length, plain_tensors
+from regard.checker.interpretation.cases import max_length, plain_tensors
 from regard.checker.oracle.oracle import TOLERANCE, describe_difference, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
@@ -71,7 +71,7 @@ def _mistake_of_unused(path: str, used: list[str]) -> str | None:
     if path.endswith("bias"):
         return None
     if re.search(r"(^|[._])sinks?($|[._])", path):
-        return "sink-dropped" if "sink-dropped" in CATALOGUE else None
+        return "sink-dropped"
     if (norm := re.search(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)\b", path)) is not None:
         letter = {"q": "k", "k": "q", "query": "key", "key": "query"}[norm.group(2)]
         partner = path.replace(norm.group(2) + "_", letter + "_", 1)
@@ -175,9 +175,7 @@ def _check_lengths(session: CheckSession) -> None:
     if limit is None or limit > 512 or session.subject.inputs == "context":
         return
     # The questions of the session never exceed the maximum; these must.
-    cases = Cases(
-        session.subject, session.cases.width, session.cases.context_width, None, session.cases.always
-    )
+    cases = replace(session.cases, max_length=None, fixed_length=None)
     for T, name in ((limit, "longest sequence"), (limit + 1, "longer than the maximum")):
         question = cases.plain(name, B=1, T=T, seed=72)
         reply = session.subject.run(question.to(session.dtype))

@@ -158,34 +158,19 @@ def _nan_in_padding(session: CheckSession) -> None:
     question = session.with_explicit_mask(session.cases.padded("NaN in padding", seed=51))
     if question.padding is None or subject.layout in ("TD", "TC"):
         return
-    clean, reply = (
-        session.compared.run(q.to(session.dtype)) for q in (question, _with_nan_padding(question))
-    )
+    padded = question.padded_keys
+    assert padded is not None
+    spoiled = question.map_keys(lambda x: x.masked_fill(padded, torch.nan))
+    clean, reply = (session.compared.run(q.to(session.dtype)) for q in (question, spoiled))
     if clean.answer is None or reply.answer is None:
         return
     rows, clean_rows = (x.output for x in (reply.answer, clean.answer))
     if question.is_self_attention:  # only the rows of tokens count
-        padded = question.padded_keys
-        assert padded is not None
         rows, clean_rows = (x.masked_fill(padded, 0.0) for x in (rows, clean_rows))
     if bool(rows.isfinite().all()):
         session.add_pass("NaN in padding", "it reaches no token")
     elif bool(clean_rows.isfinite().all()):
         session.find("nan-in-padding", "NaN in padding", distance=math.inf)
-
-
-def _with_nan_padding(question: Question) -> Question:
-    """Return the question with NaN in its padded positions."""
-    padded = question.padded_keys
-    assert padded is not None
-
-    def spoil(x: torch.Tensor) -> torch.Tensor:
-        return x.masked_fill(padded, torch.nan)
-
-    if question.is_self_attention:
-        return question.map_inputs(spoil)
-    v = spoil(question.v)
-    return replace(question, k=v if question.k is question.v else spoil(question.k), v=v)
 
 
 def _bias(session: CheckSession, intent: Intent) -> None:

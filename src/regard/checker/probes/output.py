@@ -17,7 +17,7 @@ from regard.checker.diagnose import diagnose
 from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error, window_conventions
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.probes.behaviour import name_by_behaviour, visible_tokens
+from regard.checker.probes.behaviour import dependence, name_by_behaviour
 from regard.checker.probes.questions import output_questions
 from regard.checker.probes.wrong_output import WrongOutput, smallest_failure
 from regard.checker.reports.evidence import against_softmax
@@ -142,7 +142,7 @@ def choose_mask_form(session: CheckSession, reference: Reference) -> None:
     assert question.mask is not None
     for kind, rank in itertools.product(("look", "hide", "added", "zero-one"), _mask_ranks(theirs.layout)):
         form = own.mask_form = theirs.mask_form = MaskForm(kind, rank)
-        seen = visible_tokens(reference.session, question)
+        seen = dependence(reference.session, question)
         if seen is None or own.run(question.to(session.dtype)).answer is None:
             continue
         running.append(form)

@@ -8,7 +8,6 @@ Another window, or another kind of attention from some length on, is no mistake.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -168,14 +167,9 @@ def _explains(question: Question, answer: Answer, intent: Intent, rows: list[int
     T, S = question.q.shape[-2], question.k.shape[-2]
     mask = torch.ones(T, S, dtype=torch.bool)
     mask[rows] = visible
-    open_intent = replace(intent, causal=False, window=None, rule=None)
-    masked = replace(question, mask=mask, window=None, rule=None, flag=None)
-    expected = open_intent.answer(masked)
-
-    def chosen(x: Answer) -> Answer:
-        return Answer(x.output.detach()[..., rows, :])
-
-    return relative_error(chosen(answer), chosen(expected)) < TOLERANCE
+    open_intent, masked = intent.seeing(question, mask)
+    got, wanted = (Answer(x.output.detach()[..., rows, :]) for x in (answer, open_intent.answer(masked)))
+    return relative_error(got, wanted) < TOLERANCE
 
 
 # Pairs of sizes, the first of which a kernel takes; many take powers of two only.
@@ -190,16 +184,6 @@ def probe_other_sizes(session: CheckSession) -> None:
     _probe_grouped_heads(session)
 
 
-def block_parameters(parameters: dict[str, inspect.Parameter]) -> list[str]:
-    """Return the parameters that are sizes of blocks, by their names and defaults: `k_bucket_size=512`."""
-    return [
-        name
-        for name, parameter in parameters.items()
-        # Not isinstance: the default of a switch such as `use_blocks=True` is an int, too.
-        if BLOCK_NAME.search(name) and vocabulary.size(name) is None and type(parameter.default) is int
-    ]
-
-
 def _probe_blocks(session: CheckSession) -> None:
     """Compare code whose sizes of blocks are parameters with small and unequal blocks."""
     subject, how = session.subject, "pass sizes with several blocks in 40 tokens: --with "
@@ -207,7 +191,14 @@ def _probe_blocks(session: CheckSession) -> None:
         parameters = arguments_of(subject.target)
     else:
         parameters = {} if subject.cls is None else parameters_of(subject.cls)
-    names = [name for name in block_parameters(parameters) if name not in subject.init]
+    # By their names and defaults: `k_bucket_size=512`.
+    names = [
+        name
+        for name, parameter in parameters.items()
+        # Not isinstance: the default of a switch such as `use_blocks=True` is an int, too.
+        if BLOCK_NAME.search(name) and vocabulary.size(name) is None and type(parameter.default) is int
+        if name not in subject.init
+    ]
     if not names:
         probe_long_text(session)
         return

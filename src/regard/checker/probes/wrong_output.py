@@ -19,7 +19,7 @@ from regard.checker.interpretation.understand import NEARLY_RIGHT, Understanding
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.probes.behaviour import visible_tokens, with_options
+from regard.checker.probes.behaviour import dependence, with_options
 from regard.checker.probes.questions import lengths_convention
 from regard.checker.reports.evidence import (
     against_softmax,
@@ -93,17 +93,16 @@ def own_mask(
     options = {"mask", "padding", "bias", "window", "softcap", "flag", "sinks", "lengths", "splits"}
     options -= session.cases.always.keys() & {"window", "softcap"}  # what the code declares of itself
     optional = [o for o in failed if any(getattr(o.question, name) is not None for name in options)]
-    # `visible_tokens` runs the code once for each key.
+    # `dependence` runs the code once for each key.
     if optional or any(o.question.k.shape[-2] > 64 for o in failed):
         return None
-    seen = [visible_tokens(session, o.question) for o in failed]
+    seen = [dependence(session, o.question) for o in failed]
     masks = [visible for visible in seen if visible is not None]
     hiding = [visible for visible in masks if not bool(visible.all())]
 
     def explains(intent: Intent, observation: Observation, visible: Tensor) -> bool:
-        open_intent = replace(intent, causal=False, window=None, rule=None)
-        question = replace(observation.question, mask=visible, window=None, rule=None)
-        return open_intent.error(question, observation.answer) < TOLERANCE
+        open_intent, masked = intent.seeing(observation.question, visible)
+        return open_intent.error(masked, observation.answer) < TOLERANCE
 
     # There are fewer masks where the code failed; then nothing counts as explained.
     pairs = list(zip(failed, masks, strict=False))
@@ -299,9 +298,9 @@ class WrongOutput:
         measured = self._is_usual and excludes_softmax(self._evidence)
         if self.session.module is None:
             return measured
-        scores = watch_scores(self.session)
+        forms_scores, takes_softmax = watch_scores(self.session)
         # Heads that are merged in the wrong order look as if their weights were no softmax's.
-        return not scores.formed or (measured and not scores.normalised)
+        return not forms_scores or (measured and not takes_softmax)
 
     def _plausible(self, matches: list[Match]) -> list[Match]:
         """Return the matches without a NaN that masks do not explain."""
@@ -374,7 +373,7 @@ def _lost_key(session: CheckSession) -> int | None:
     """Return a key that no output of a function depends on, whatever the inputs; None if there is none."""
     if session.module is not None or session.subject.inputs != "qkv" or session.understanding.causal:
         return None
-    seen = [visible_tokens(session, session.cases.plain(seed=seed)) for seed in (97, 98)]
+    seen = [dependence(session, session.cases.plain(seed=seed)) for seed in (97, 98)]
     if any(visible is None or visible.shape[0] < 2 for visible in seen):
         return None
     lost = ~torch.stack([visible.any(0) for visible in seen if visible is not None]).any(0)
