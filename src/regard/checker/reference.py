@@ -62,10 +62,10 @@ def pair_with_reference(
         own = {} if isinstance(side, nn.Module) else init
         call = options.get("call") or {}
         if side is reference:
+            # The signature of a class itself is that of its constructor.
+            is_module = isinstance(side, type) and hasattr(side, "forward")
+            taken = arguments_of(side.forward if is_module else side)
             # An argument that only the code takes would make the reference raise an error.
-            taken = arguments_of(
-                side.forward if isinstance(side, type) and hasattr(side, "forward") else side
-            )
             call = {name: value for name, value in call.items() if name in taken}
         return adapt(side, add_promises(side, own, promises), options.get("true_means"), call)
 

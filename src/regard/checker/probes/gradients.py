@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -278,30 +277,26 @@ _NO_DERIVATIVE = re.compile(
 )
 
 
-class BackwardPass(NamedTuple):
-    """What one run of forward and backward showed, as text: "" where nothing is amiss."""
+def run_backward(session: CheckSession, question: Question) -> tuple[str, str]:
+    """Run the code on inputs that require gradients, then its backward pass.
 
-    missing: str = ""  # why the code has no backward pass, and need not have one
-    failure: str = ""  # the error that its backward pass raises
-
-
-def run_backward(session: CheckSession, question: Question) -> BackwardPass:
-    """Run the code on inputs that require gradients, then its backward pass."""
+    Returns why it has no backward pass, and need not have one; and the error that its backward pass raises.
+    Either is "" where nothing is amiss.
+    """
     tracked = question.tracked(session.dtype)
     reply = session.subject.run(tracked)
     if reply.answer is None:  # it ran on inputs without gradients
-        return BackwardPass(f"inputs that require gradients raise {reply.error_line}")
+        return f"inputs that require gradients raise {reply.error_line}", ""
     output = reply.answer.output
     if not output.requires_grad:
-        return BackwardPass(_why_untracked(session, question))
+        return _why_untracked(session, question), ""
     try:
         leaf_gradients(output.sum(), [tracked.q])
     except Exception as error:  # what the author's backward pass raises can be of any kind
         line = Reply(None, error).error_line
-        if isinstance(error, NotImplementedError) or _NO_DERIVATIVE.search(line):
-            return BackwardPass(line)
-        return BackwardPass(failure=line)
-    return BackwardPass()
+        is_missing = isinstance(error, NotImplementedError) or _NO_DERIVATIVE.search(line)
+        return (line, "") if is_missing else ("", line)
+    return "", ""
 
 
 def leaf_gradients(total: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:

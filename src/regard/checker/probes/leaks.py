@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.checker.interpretation.cases import described_causality
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import change_part, name_visibility
-from regard.checker.probes.gradients import BackwardPass, run_backward
+from regard.checker.probes.gradients import run_backward
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
@@ -78,7 +78,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
         return None
     output = reply.answer.output
     # A backward pass that fails is for the probe of gradients to report.
-    differentiable = output.requires_grad and run_backward(session, question) == BackwardPass()
+    differentiable = output.requires_grad and not any(run_backward(session, question))
     for row in range(T - 1):
         # Change all later tokens: no row up to this one may change.
         later = partial(change_part, axis=-2, part=slice(row + 1, None))
@@ -188,8 +188,8 @@ def probe_batch(session: CheckSession) -> None:
         record("batch", f"a batch of 3 raised {together.error_line}")
         return
     worst = 0.0
-    for item in range(3):
-        alone = session.subject.run(question.map_inputs(partial(torch.narrow, dim=0, start=item, length=1)))
+    for item, sequence in enumerate(question.items()):
+        alone = session.subject.run(sequence)
         if alone.answer is None:
             session.add_failure("batch", f"one item alone raised {alone.error_line}")
             return
