@@ -247,10 +247,8 @@ def _run_first(session: CheckSession) -> None:
 
 def _agrees(session: CheckSession) -> bool:
     """Return whether code and reference agree on the plain question."""
-    answer = session.understanding.first.answer
-    return (
-        answer is not None and session.error(Observation(session.cases.plain(), answer)) < session.tolerance
-    )
+    question, answer = session.cases.plain(), session.understanding.first.answer
+    return answer is not None and session.error(Observation(question, answer)) < session.tolerance
 
 
 def _agrees_with_buffers(session: CheckSession, reference: Reference) -> bool:

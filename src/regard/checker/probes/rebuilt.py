@@ -176,10 +176,8 @@ def probe_switches(session: CheckSession) -> None:
     _try_switches(session)
     passed = {*subject.arguments.values(), *subject.extra, *subject.call, *subject.positional}
     call = subject.target if subject.module is None else subject.module.forward
-    arguments = [
-        name for name, p in arguments_of(call).items() if _is_switch(name, p) and p.default is not True
-    ]
-    names = [name for name in arguments if name not in passed]
+    arguments = [(name, p) for name, p in arguments_of(call).items() if name not in passed]
+    names = [name for name, p in arguments if _is_switch(name, p) and p.default is not True]
     if names:
         session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
     # Beam search calls it between two steps (Transformers' `_reorder_cache`), and no forward pass does.
