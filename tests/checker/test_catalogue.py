@@ -19,6 +19,7 @@ from regard.checker.examples import (
 )
 from regard.checker.oracle.cache_variant import CacheVariant
 from regard.checker.oracle.variant import AttentionVariant
+from regard.checker.session import DOUBTS
 
 
 def test_an_entry_says_everything():
@@ -65,6 +66,12 @@ def test_what_a_probe_finds_has_words_in_the_catalogue():
     ]
     for name, check in itertools.chain(*calls):
         assert check in CATALOGUE[name].found, name
+
+
+def test_what_leaves_the_verdict_open_has_words():
+    probes = Path(checker.__file__).parent.rglob("*.py")
+    doubts = [re.findall(r'\.leave_open\(\s*"([\w-]+)"', path.read_text(encoding="utf-8")) for path in probes]
+    assert set(itertools.chain(*doubts)) == set(DOUBTS)
 
 
 def test_an_unknown_name_is_answered_with_its_neighbours():

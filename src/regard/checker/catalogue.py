@@ -16,56 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from regard.checker.oracle.variant import Rule, Scale
 
-from regard.checker.oracle.variant import CaseSizes, Rule, Scale
-
-
-def every(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    # A comparison with both broadcasts to the shape (T, S) of a mask; a constant True would not.
-    return (q >= 0) & (k >= 0)
-
-
-def earlier(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return k < q + n.S - n.T
-
-
-def later(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return k > q + n.S - n.T
-
-
-def from_here(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return k >= q + n.S - n.T
-
-
-def one_ahead(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return k <= q + n.S - n.T + 1
-
-
-def top_left(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return k <= q
-
-
-def top_left_of_several(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return k <= q if n.T > 1 else k < n.S  # `is_causal=T > 1`: one token at a time is right
-
-
-def all_rows(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return (k < n.S) & (q >= 0) if n.S > n.T else k <= q
-
-
-def one_slot_on(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return (k <= q + n.S - n.T - 1) | ((k == n.S - 1) & (n.S > n.T))
-
-
-def one_more_row(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
-    return k <= q + n.S
-
-
-_PREDICATES = (every, earlier, later, from_here, one_ahead)
-_CACHE_PREDICATES = (top_left, top_left_of_several, all_rows, one_slot_on, one_more_row)
 RULES: dict[str, Rule] = {
-    rule.__name__.replace("_", " "): rule for rule in (*_PREDICATES, *_CACHE_PREDICATES)
+    # A comparison with both broadcasts to the shape (T, S) of a mask; a constant True would not.
+    "every": lambda q, k, n: (q >= 0) & (k >= 0),
+    "earlier": lambda q, k, n: k < q + n.S - n.T,
+    "later": lambda q, k, n: k > q + n.S - n.T,
+    "from here": lambda q, k, n: k >= q + n.S - n.T,
+    "one ahead": lambda q, k, n: k <= q + n.S - n.T + 1,
+    # Of a cache.
+    "top left": lambda q, k, n: k <= q,
+    # `is_causal=T > 1`: one token at a time is right.
+    "top left of several": lambda q, k, n: k <= q if n.T > 1 else k < n.S,
+    "all rows": lambda q, k, n: (k < n.S) & (q >= 0) if n.S > n.T else k <= q,
+    "one slot on": lambda q, k, n: (k <= q + n.S - n.T - 1) | ((k == n.S - 1) & (n.S > n.T)),
+    "one more row": lambda q, k, n: k <= q + n.S,
 }
 SCALES: dict[str, Scale] = {
     "1": lambda n: 1.0,

@@ -23,24 +23,22 @@ from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.interpreter import prepare_interpreter
-from regard.checker.probes.cache import ADAPTER, add_failed_adapter, probe_cache
+from regard.checker.probes.cache import add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
-from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
-from regard.checker.probes.options import probe_options
+from regard.checker.probes.options import probe_masks, probe_options
 from regard.checker.probes.output import probe_output
 from regard.checker.probes.rebuilt import probe_many_heads, probe_switches
 from regard.checker.probes.sizes import probe_long_text, probe_other_sizes
 from regard.checker.ranks.distributed import check_on_processes
 from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report
-from regard.checker.session import CheckSession
+from regard.checker.session import ADAPTER, CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, add_promises
-from regard.checker.subject.call_tensors import arguments_of
 from regard.checker.subject.reply import error_place
 from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
@@ -179,9 +177,13 @@ def ask(subject: Subject, options: dict[str, Any], always: dict[str, Any]) -> Ch
     """
     promised: dict[str, Any] = {name: options.get(name) for name in ("causal", "heads", "scale")}
     understanding = understand(subject, always, **promised)
+    found = understanding.subject
     # (T, B, C) is tried second: the other order is more usual, and an interpretation that is right stays.
-    if understanding.right_intent is None and _is_time_first(understanding):
-        understanding = understand(understanding.subject.replaced(layout="TBC"), always, **promised)
+    unclear = understanding.right_intent is None and understanding.first.answer is not None
+    if unclear and found.layout == "BTC":
+        width, dtype = understanding.cases.width, understanding.dtype
+        if has_another_batch_axis(found, width, dtype):
+            understanding = understand(found.replaced(layout="TBC"), always, **promised)
     step = options.get("cached")
     if understanding.first.answer is None and step is not None and subject.module is not None:
         # It runs only with a cache, and the caller has said how.
@@ -189,13 +191,6 @@ def ask(subject: Subject, options: dict[str, Any], always: dict[str, Any]) -> Ch
     session = CheckSession(understanding, options)
     _run_probes(session)
     return session
-
-
-def _is_time_first(understanding: Understanding) -> bool:
-    """Return whether a module that was taken to be on (B, T, C) keeps the items of (T, B, C) apart."""
-    subject, ran = understanding.subject, understanding.first.answer is not None
-    width = understanding.cases.width
-    return ran and subject.layout == "BTC" and has_another_batch_axis(subject, width, understanding.dtype)
 
 
 def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
@@ -244,22 +239,11 @@ def _run_probes(session: CheckSession) -> None:
     if probe_state(session):
         return
     kernel = session.subject.kernel_layout
-    parts = _parts(session.subject)
-    for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
-        if probe not in NEEDS or not parts.isdisjoint(NEEDS[probe]):
-            probe(session)
+    probes = MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES
+    for probe in probes if session.module is not None else [p for p in probes if p not in OF_MODULES]:
+        probe(session)
         if probe is probe_batch and session.undecided:  # the axes of its inputs are not known
             return
-
-
-def _parts(subject: Subject) -> set[str]:
-    """Return what the code has of the keys in `NEEDS`: "module", "option", and its arguments by meaning."""
-    parts = set(subject.arguments)
-    if subject.module is not None:
-        parts.add("module")
-    elif len(arguments_of(subject.target)) > len(subject.positional):
-        parts.add("option")
-    return parts
 
 
 def _explain_error(session: CheckSession) -> None:
@@ -275,30 +259,25 @@ def _explain_error(session: CheckSession) -> None:
         add_failed_adapter(session, session.subject.step, first.error)
         return
     if (cache := session.subject.arguments.get("cache")) in session.subject.extra:
-        session.undecided = f"it runs only with a cache in `{cache}`, which cannot be guessed: {ADAPTER}"
+        session.leave_open("needs-a-cache", argument=cache)
         session.add_untried("cache", ADAPTER)
         return
     if session.module is not None and (parts := attention_parts(session.module)):
-        session.undecided = model_sentence(parts)
-        session.add_skip("output", "it could not be run")
+        session.leave_open("is-a-model", sentence=model_sentence(parts), reason="it could not be run")
         return
     subject = session.subject
     place = error_place(first.error, subject.target)
     message = f"{subject.name} could not be run on {subject.describe_inputs(session.cases.plain())}: "
-    hint = _hint_at_arguments(subject)
+    hint = ""
+    # They may have been taken for keys and values only because of where they stand.
+    guessed = [name for name in subject.positional if vocabulary.argument(name) is None]
+    if subject.kernel_layout is None and subject.inputs == "qkv" and guessed:
+        taken = " and ".join(f"`{name}`" for name in guessed)
+        options = " ".join(f"--call {name}=…" for name in guessed)
+        hint = f"; {taken} got keys and values: if that is not what they are, pass {options}"
     if "active drivers" in first.error_line:  # Triton 3.6 without a GPU
         hint = "; without a GPU, Triton runs kernels in its interpreter: set TRITON_INTERPRET=1"
     raise CheckError(f"{message}{first.error_line}{place}{hint}")
-
-
-def _hint_at_arguments(subject: Subject) -> str:
-    """Say how to pass arguments that were taken for keys and values only because of where they stand."""
-    guessed = [n for n in subject.positional if vocabulary.argument(n) is None] if subject.positional else []
-    if subject.kernel_layout is not None or subject.inputs != "qkv" or not guessed:
-        return ""
-    taken = " and ".join(f"`{name}`" for name in guessed)
-    options = " ".join(f"--call {name}=…" for name in guessed)
-    return f"; {taken} got keys and values: if that is not what they are, pass {options}"
 
 
 # The batch comes first, as no numbers can be compared before the axes are known; then the output, as the
@@ -320,17 +299,8 @@ PROBES = (
     probe_other_sizes,
     probe_switches,
 )
-# A probe that needs one of these finds nothing in other code: what a module holds, keeps and saves, or an
-# argument of the call beside the tensors.
-NEEDS = {
-    probe_inputs: {"module"},
-    probe_masks: {"mask", "padding", "bias", "causal"},
-    probe_cache: {"module"},
-    probe_positions: {"module"},
-    probe_module_state: {"module"},
-    probe_many_heads: {"module", "heads"},
-    probe_switches: {"module", "option"},
-}
+# What a module holds, keeps and saves.
+OF_MODULES = (probe_inputs, probe_cache, probe_positions, probe_module_state)
 # For functions that make masks and do not attend.
 MASK_PROBES = (probe_batch, probe_output, probe_causality, probe_long_text)
 

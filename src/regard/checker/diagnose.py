@@ -147,9 +147,12 @@ def diagnose_blocks(observation: Observation, intent: Intent, sizes: list[int]) 
 def _best_first(matches: list[Match], source: str) -> list[Match]:
     """Return each set of mistakes once, the most plausible first."""
     order = list(CATALOGUE)
+    roots = len(re.findall(r"sqrt|\*\* ?-?0?\.5|scaled_dot_product_attention", source))
+    # The source text decides between two mistakes with equal numbers.
+    contradicted = "scaled-twice" if roots < 2 else "scaled-by-width"
 
-    def complexity(match: Match) -> tuple[int, bool, int, int, int]:
-        name, contradicts = match.names[0], _contradicts_source(match, source)
+    def complexity(match: Match) -> tuple[int, bool, bool, int, int]:
+        name, contradicts = match.names[0], contradicted in match.names
         # A mistake of this very layout comes first.
         return len(match.names), not CATALOGUE[name].layouts, contradicts, match.decisions, order.index(name)
 
@@ -164,14 +167,6 @@ def _single_changes(observations: list[Observation]) -> list[tuple[str, Change]]
     layout = observations[0].question.layout if observations else ""
     mistakes = [m for m in CATALOGUE.values() if not m.layouts or layout in m.layouts]
     return [(m.name, change) for m in mistakes for change in m.changes]
-
-
-def _plausibility(matches: list[Match]) -> tuple[bool, int, int]:
-    """Return a sort key: one mistake before two, then the one that explains more observations.
-
-    `zero-times-infinity` comes last, since NaN everywhere explains any observation of NaN.
-    """
-    return "zero-times-infinity" in matches[0].names, len(matches[0].names), -len(matches)
 
 
 def _find_approximate(matchers: list[VariantMatcher], singles: list[tuple[str, Change]]) -> list[Match]:
@@ -208,7 +203,12 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
         for matches in by_names.values()
         if len({match.detail for match in matches}) == 1 or all("1/√" in match.detail for match in matches)
     ]
-    return [replace(matches[0], partial=True) for matches in sorted(consistent, key=_plausibility)]
+
+    def plausibility(matches: list[Match]) -> tuple[bool, int, int]:
+        # NaN everywhere explains any observation of NaN.
+        return "zero-times-infinity" in matches[0].names, len(matches[0].names), -len(matches)
+
+    return [replace(matches[0], partial=True) for matches in sorted(consistent, key=plausibility)]
 
 
 def _pairs(
@@ -267,7 +267,10 @@ def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None)
 
     scale = minimise_scale(lambda scale: matcher.error(_scaled(base, scale), matcher.observations[0]))
     if scale is not None and (remaining := matcher.fits(_scaled(base, scale))) is not None:
-        yield Match((*names, "constant-scale"), remaining, _describe_scale(scale))
+        width = round(scale**-2)
+        root = f" = 1/√{width}" if width and abs(width**-0.5 - scale) < 1e-4 * scale else ""
+        detail = f"the scores are multiplied by {scale:.4g}{root}, whatever the head's width"
+        yield Match((*names, "constant-scale"), remaining, detail)
 
 
 def _scaled(variant: AttentionVariant, scale: float) -> AttentionVariant:
@@ -307,17 +310,3 @@ def _fit_scale_with_another(matcher: VariantMatcher, singles: list[tuple[str, Ch
     candidates = [(smallest_error(change), name, change) for name, change in singles if "scale" not in change]
     for _, name, change in sorted(candidates, key=lambda c: c[0])[:3]:
         yield from _fit_scale(matcher, (name, change))
-
-
-def _describe_scale(scale: float) -> str:
-    width = round(scale**-2)
-    root = f" = 1/√{width}" if width and abs(width**-0.5 - scale) < 1e-4 * scale else ""
-    return f"the scores are multiplied by {scale:.4g}{root}, whatever the head's width"
-
-
-def _contradicts_source(match: Match, source: str) -> int:
-    """Return 1 if the source text speaks against a match. It decides between mistakes with equal numbers."""
-    if "scaled-twice" in match.names or "scaled-by-width" in match.names:
-        roots = len(re.findall(r"sqrt|\*\* ?-?0?\.5|scaled_dot_product_attention", source))
-        return int(("scaled-twice" in match.names) == (roots < 2))
-    return 0

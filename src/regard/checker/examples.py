@@ -28,13 +28,10 @@ _PROGRAMS = tomllib.loads((_FOLDER / "programs.toml").read_text(encoding="utf-8"
 CORE = _PROGRAMS["attend"]
 
 
-def _complete(program: str) -> str:
-    """Return a program with the text of the core that it imports, so that it can be shown and pasted."""
-    _, imports_core, wrapper = program.partition("from attend import attend\n")
-    return CORE + wrapper if imports_core else program
-
-
-KERNEL_TEMPLATES = {kind: _complete(text) for kind, text in _PROGRAMS["kernels"].items()}
+# With the text of the core in place of its import, so that each can be shown and pasted.
+KERNEL_TEMPLATES: dict[str, str] = {
+    kind: text.replace("from attend import attend\n", CORE) for kind, text in _PROGRAMS["kernels"].items()
+}
 DISTRIBUTED_TEMPLATES: dict[str, str] = _PROGRAMS["processes"]
 TEMPLATES: dict[str, str] = _PROGRAMS["modules"] | KERNEL_TEMPLATES
 ALL_TEMPLATES = TEMPLATES | DISTRIBUTED_TEMPLATES  # those that run on several processes, too
@@ -102,7 +99,13 @@ class SnippetLine(NamedTuple):
 
 def clearest_kind(mistake: Mistake, kinds: Iterable[str]) -> str:
     """Return the template, of some, that shows a mistake best."""
-    return min(kinds, key=lambda kind: _clarity(_compare(mistake, kind)))
+
+    def clarity(kind: str) -> tuple[bool, int]:
+        marks = [line.mark for line in _compare(mistake, kind)]
+        # First the snippets with a wrong line and its right one, then the shortest.
+        return not {"-", "+"} <= set(marks), len(marks) - marks.count(" ")
+
+    return min(kinds, key=clarity)
 
 
 def make_snippet(mistake: Mistake, kind: str | None = None) -> list[SnippetLine]:
@@ -139,12 +142,6 @@ def _compare(mistake: Mistake, kind: str) -> list[SnippetLine]:
     return [line for line in lines if line.text.strip()]
 
 
-def _clarity(lines: list[SnippetLine]) -> tuple[bool, int]:
-    """Return a sort key: first the snippets with a wrong line and its right one, then the shortest."""
-    marks = [line.mark for line in lines]
-    return not {"-", "+"} <= set(marks), len(marks) - marks.count(" ")
-
-
 def _headers(lines: list[SnippetLine], index: int) -> set[int]:
     """Return the lines that open the blocks around a line: `if …:`, `def …:`; not the class."""
     headers, indent = set(), _indent(lines[index])
@@ -152,15 +149,10 @@ def _headers(lines: list[SnippetLine], index: int) -> set[int]:
         if _indent(lines[i]) < indent and _OPENS_BLOCK.search(lines[i].text):
             indent = _indent(lines[i])
             if not lines[i].text.startswith("class "):
-                headers |= set(range(_first_line(lines, i), i + 1))
+                # A header of several lines ends in `) -> …:`.
+                first = _function(lines, i) if lines[i].text.strip().startswith(")") else i
+                headers |= set(range(first, i + 1))
     return headers
-
-
-def _first_line(lines: list[SnippetLine], index: int) -> int:
-    """Return where a header begins, which may be several lines long."""
-    if not lines[index].text.strip().startswith(")"):
-        return index
-    return max(i for i in range(index) if re.match(r"\s*def ", lines[i].text))
 
 
 def _function(lines: list[SnippetLine], index: int) -> int:

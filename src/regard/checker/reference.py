@@ -17,7 +17,7 @@ from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import Cases, max_length
 from regard.checker.interpretation.understand import Understanding, first_form, understand
 from regard.checker.oracle.oracle import Observation
-from regard.checker.probes.behaviour import visible_heads, visible_tokens
+from regard.checker.probes.behaviour import HEAD_AXIS, dependence
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
@@ -36,20 +36,13 @@ def name_by_own_check(session: CheckSession, own_check: Callable[[], Report]) ->
     `own_check` checks the code against that attention. It is asked only if the reference is such attention.
     """
     failed = any(check.status == "failed" for check in session.checks)
-    if (
-        not failed
-        or session.diagnoses
-        or session.reference is None
-        or not _is_known(session.reference.session)
-    ):
+    if not failed or session.diagnoses or session.reference is None:
         return
+    theirs = session.reference.session
+    if understand(theirs.subject, dict(theirs.cases.always)).right_intent is None:
+        return  # the checker's own attention has not its numbers
     for diagnosis in own_check().diagnoses:
         session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, warning=diagnosis.warning)
-
-
-def _is_known(reference: CheckSession) -> bool:
-    """Return whether the reference is attention that the checker's own oracle reproduces."""
-    return understand(reference.subject, dict(reference.cases.always)).right_intent is not None
 
 
 def pair_with_reference(
@@ -67,8 +60,13 @@ def pair_with_reference(
     def adapted(side: Any) -> Subject:
         # A module is built already, so that arguments for a constructor have nowhere to go.
         own = {} if isinstance(side, nn.Module) else init
-        # An argument that only the code takes would make the reference raise an error.
-        call = _accepted(side, options.get("call") or {}) if side is reference else options.get("call")
+        call = options.get("call") or {}
+        if side is reference:
+            # The signature of a class itself is that of its constructor.
+            is_module = isinstance(side, type) and hasattr(side, "forward")
+            taken = arguments_of(side.forward if is_module else side)
+            # An argument that only the code takes would make the reference raise an error.
+            call = {name: value for name, value in call.items() if name in taken}
         return adapt(side, add_promises(side, own, promises), options.get("true_means"), call)
 
     subject = adapted(thing)
@@ -119,13 +117,6 @@ def pair_with_reference(
     return session
 
 
-def _accepted(reference: Any, call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the call that the reference takes too."""
-    # The signature of a class itself is that of its constructor.
-    target = reference.forward if isinstance(reference, type) and hasattr(reference, "forward") else reference
-    return {name: value for name, value in call.items() if name in arguments_of(target)}
-
-
 def prepare_reference(
     subject: Subject, other: Subject, always: dict[str, Any], options: dict[str, Any]
 ) -> CheckSession:
@@ -168,7 +159,7 @@ def _with_layout(subject: Subject, always: dict[str, Any]) -> Subject:
         if session.understanding.first.answer is None:
             continue
         running.append(candidate)
-        heads, tokens = visible_heads(session, question), visible_tokens(session, question)
+        heads, tokens = dependence(session, question, HEAD_AXIS), dependence(session, question)
         alone = heads is not None and torch.equal(heads, torch.eye(len(heads), dtype=torch.bool))
         # In a wrong layout heads and tokens change places, so that each token depends on itself alone.
         if alone and tokens is not None and int(tokens.sum()) > len(tokens):
@@ -256,10 +247,8 @@ def _run_first(session: CheckSession) -> None:
 
 def _agrees(session: CheckSession) -> bool:
     """Return whether code and reference agree on the plain question."""
-    answer = session.understanding.first.answer
-    return (
-        answer is not None and session.error(Observation(session.cases.plain(), answer)) < session.tolerance
-    )
+    question, answer = session.cases.plain(), session.understanding.first.answer
+    return answer is not None and session.error(Observation(question, answer)) < session.tolerance
 
 
 def _agrees_with_buffers(session: CheckSession, reference: Reference) -> bool:

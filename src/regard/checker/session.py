@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,6 @@ from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
     Observation,
-    Oracle,
     describe_agreement,
     describe_difference,
     relative_error,
@@ -42,6 +43,13 @@ OUTPUT_CHECKS = (
     "cross-attention",
     "value width",
     "float mask",
+)
+DOUBTS = tomllib.loads((Path(__file__).parent / "doubts.toml").read_text(encoding="utf-8"))
+# How the caller can end a doubt, where several end alike.
+COMPARE = "pass your own slow version to compare with: oracle=my_reference, or --oracle FILE.py:Name"
+ADAPTER = (
+    "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "
+    "return y, cache, and pass check(…, cached=step); the first call gets cache=None"
 )
 
 
@@ -120,10 +128,15 @@ class CheckSession:
         return own if self.reference is None else own & self.reference.session.subject.arguments.keys()
 
     @property
+    def likely_intents(self) -> list[Intent]:
+        """The interpretations that may be meant: the one under which the output is right, or else all."""
+        right = self.understanding.right_intent
+        return self.understanding.intents if right is None else [right]
+
+    @property
     def presumed_oracle(self) -> Oracle:
         """What says which answer is right before the output was compared: the likeliest interpretation."""
-        understanding = self.understanding
-        return self.reference or understanding.right_intent or understanding.intents[0]
+        return self.reference or self.likely_intents[0]
 
     def compare(
         self, question: Question, oracle: Oracle | None = None, subject: Subject | None = None
@@ -134,6 +147,11 @@ class CheckSession:
         if reply.answer is not None:
             error = (oracle or self.presumed_oracle).error(question, reply.answer)
         return ComparedAnswer(question, reply.answer, reply.error_line, error, error < self.tolerance)
+
+    def fresh_module(self) -> nn.Module:
+        """Return a copy of the module on which nothing was called yet."""
+        assert self.module is not None
+        return in_dtype(copy_module(self.module), self.dtype).eval()
 
     def error(self, observation: Observation) -> float:
         """Return how far an answer is from right."""
@@ -183,6 +201,14 @@ class CheckSession:
     def add_failure(self, name: str, detail: str) -> None:
         """Record a check that failed, without a diagnosis."""
         self.add_check(name, "failed", detail)
+
+    def leave_open(self, doubt: str, **words: Any) -> None:
+        """Record why there can be no verdict, and what was not checked: an entry of `DOUBTS` with words."""
+        words |= {"compare": COMPARE, "adapter": ADAPTER}
+        entry = {name: " ".join(text.split()).format(**words) for name, text in DOUBTS[doubt].items()}
+        self.undecided = entry["why"]
+        if "skipped" in entry:
+            self.add_skip(entry.get("check", "output"), entry["skipped"])
 
     def add_results(self, observations: list[Observation], wrong: dict[str, float]) -> None:
         """Record a pass or a failure for every question; `wrong` holds the errors of those that failed."""
@@ -286,11 +312,6 @@ class Reference:
         return self.session.subject.name
 
     @property
-    def is_exact(self) -> bool:
-        """Whether it runs in float64, so that errors of other precisions can be measured."""
-        return self.session.dtype == torch.float64
-
-    @property
     def yardstick(self) -> str:
         """Whose error the code's is compared with at each precision."""
         return f"that of {self.name}"
@@ -304,10 +325,8 @@ class Reference:
         if answer is None or not bool(answer.output.isfinite().any()):
             return None
         free = ~answer.output.isfinite().all(-1, keepdim=True)
-        if question.padding is not None and question.padding.shape[1] == question.q.shape[-2]:
-            hidden = ~question.padding
-            free = free | (hidden[:, None, :, None] if answer.output.ndim == 4 else hidden[:, :, None])
-        return answer._replace(free=free)
+        padded = question.padded_rows
+        return answer._replace(free=free if padded is None else free | padded)
 
     def error(self, question: Question, answer: Answer) -> float:
         """Return how far an answer is from the reference's; inf if the reference has none."""
@@ -328,3 +347,7 @@ class Reference:
             return f"{self.name}, your reference, raises {reply.error_line}"
         # A reference may be exact by luck, but rounding an output costs half a unit of the last place.
         return exact, max(relative_error(reply.answer, exact), torch.finfo(dtype).eps / 2)
+
+
+Oracle = Intent | Reference
+"""Says which answer is right: an interpretation of the code as attention, or the caller's reference."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.attention.inputs import check_inputs
 from regard.attention.masks.named_masks import tensor_mask
 from regard.attention.tensors import check_floats, check_tensor
-from regard.checker.catalogue import CATALOGUE, Mistake
+from regard.checker.catalogue import CATALOGUE, RULES, SCALES, Mistake
 from regard.checker.checker import ask, check
 from regard.checker.examples import (
     DISTRIBUTED_TEMPLATES,
@@ -32,7 +32,7 @@ from regard.checker.examples import (
     plant_mistake,
 )
 from regard.checker.interpretation.cases import Cases
-from regard.checker.oracle.oracle import TOLERANCE, Intent, expected_answer, pytorch_error, relative_error
+from regard.checker.oracle.oracle import TOLERANCE, expected_answer, pytorch_error, relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, AttentionVariant, lacks
 from regard.checker.oracle.wiring import Wiring
@@ -62,7 +62,9 @@ class Asked:
     def _kind(self) -> str:
         """Return the one kind of input that a question is an example of."""
         question, (T, S) = self.question, (self.q.shape[2], self.k.shape[2])
-        if float(self._scores().abs().max()) > LARGE:
+        k = self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], 1)
+        scale = self.q.shape[-1] ** -0.5 if self.wiring.scale is None else self.wiring.scale
+        if float((self.q @ k.mT * scale).abs().max()) > LARGE:
             return "large scores"
         sinks = self.wiring.sinks if question.sinks is None else question.sinks
         options: dict[str, Any] = {"sink logits": sinks, "float mask": question.bias}
@@ -85,11 +87,6 @@ class Asked:
         if T != S or self.v.shape[3] != self.k.shape[3]:
             return "other shapes"
         return "causal" if question.causal else "plain"
-
-    def _scores(self) -> Tensor:
-        k = self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], 1)
-        scale = self.q.shape[-1] ** -0.5 if self.wiring.scale is None else self.wiring.scale
-        return self.q @ k.mT * scale
 
     def distance(self, variant: AttentionVariant) -> float:
         """Return how far a variant's answer is from the right one; inf if it cannot be computed.
@@ -299,10 +296,8 @@ def _why_unseen(asked: Asked, changes: Iterable[dict[str, Any]], distance: float
 
 
 def _describe_form(change: dict[str, Any]) -> str:
-    def value(x: Any) -> str:
-        return x.__name__.strip("_<>").replace("_", " ") if callable(x) else f"{x}"
-
-    return ", ".join(f"{name} = {value(x)}" for name, x in change.items())
+    words = {function: word for word, function in (RULES | SCALES).items()}
+    return ", ".join(f"{name} = {words[x] if callable(x) else x}" for name, x in change.items())
 
 
 @functools.cache
@@ -366,18 +361,12 @@ def _questions(kind: str) -> Iterator[Asked]:
     if intent is None:
         raise ValueError(f"the {kind} template is not right")
     questions = {question.name: question for question in session.subject.asked if _is_comparable(question)}
-    yield from (_ask(intent, question) for question in questions.values())
-
-
-def _ask(intent: Intent, question: Question) -> Asked:
-    """Return a question with the tolerance of the check that asks it."""
-    applied = intent.apply(question.map_inputs(Tensor.detach))
-    if question.dtype == torch.float64:
-        return Asked(applied, intent.wiring, TOLERANCE)
-    asked = Asked(applied, intent.wiring, 1.0)
-    right = expected_answer(applied, intent.wiring)
-    asked.tolerance = LIMIT * pytorch_error(question, intent, right, question.dtype)
-    return asked
+    for question in questions.values():
+        applied, tolerance = intent.apply(question.map_inputs(Tensor.detach)), TOLERANCE
+        if question.dtype != torch.float64:
+            right = expected_answer(applied, intent.wiring)
+            tolerance = LIMIT * pytorch_error(question, intent, right, question.dtype)
+        yield Asked(applied, intent.wiring, tolerance)
 
 
 def _is_comparable(question: Question) -> bool:

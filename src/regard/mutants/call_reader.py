@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
-from regard.checker.catalogue import top_left
+from regard.checker.catalogue import RULES
 from regard.checker.oracle.oracle import (
     WINDOW_CONVENTIONS,
     Intent,
@@ -81,7 +81,7 @@ class Reading:
 
 
 def _variant(convention: Convention) -> AttentionVariant:
-    return replace(CORRECT, causal=top_left) if convention.aligned == "top left" else CORRECT
+    return replace(CORRECT, causal=RULES["top left"]) if convention.aligned == "top left" else CORRECT
 
 
 class CallReader:

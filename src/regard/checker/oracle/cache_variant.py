@@ -69,7 +69,8 @@ class CacheVariant:
         start = 0
         for size in cut:
             piece = replace(question, q=(new := x[:, start : start + size]), k=new, v=new)
-            q, k, v = self._position(wiring, *wiring.project(piece), start=start)
+            starts = POSITIONS[self.query_positions](start), POSITIONS[self.key_positions](start)
+            q, k, v = wiring.position(*wiring.project(piece), starts=starts)
             stored = [(q, k, v, torch.zeros_like(v))[role] for role in self.cached]
             if keys is None or values is None:
                 # Some mistakes write or read one slot beyond the end.
@@ -92,17 +93,6 @@ class CacheVariant:
             pieces.append(self._attend(piece, wiring, (q, seen_keys, seen_values), first=start == 0))
             start += size
         return torch.cat(pieces, 1)
-
-    def _position(
-        self, wiring: Wiring, q: Tensor, k: Tensor, v: Tensor, *, start: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys normalised and rotated, at the positions that this variant gives them."""
-        q = q if wiring.query_norm is None else wiring.query_norm(q)
-        k = k if wiring.key_norm is None else wiring.key_norm(k)
-        if wiring.rotate is not None:
-            q = wiring.rotate(q, POSITIONS[self.query_positions](start))
-            k = wiring.rotate(k, POSITIONS[self.key_positions](start))
-        return q, k, v
 
     def _read(self, slots: Tensor, before: Tensor, new: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """Return the keys (or values) that the queries see.

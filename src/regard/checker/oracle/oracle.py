@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,26 +21,6 @@ from regard.attention.masks.named_masks import rule as rule_mask
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Rotation, Wiring
-
-
-class Oracle(Protocol):
-    """Says which answer is right: an interpretation of the code as attention, or the caller's reference."""
-
-    def answer(self, question: Question) -> Answer | None:
-        """Return the right answer to a question; None if there is none."""
-
-    def error(self, question: Question, answer: Answer) -> float:
-        """Return how far an answer is from the right one; inf if there is none."""
-
-    @property
-    def yardstick(self) -> str:
-        """Whose error the code's is compared with at each precision, in words."""
-
-    def measure(self, question: Question, dtype: torch.dtype) -> tuple[Answer, float] | str:
-        """Return the right answer for inputs and weights rounded to `dtype`, and the yardstick's error.
-
-        Text instead says why there is none.
-        """
 
 
 def expected_answer(question: Question, wiring: Wiring) -> Answer:
@@ -175,6 +154,11 @@ class Intent:
         # A rule of this interpretation is the window that the code has by default.
         return self.convention.change(question.window, replace(asked, rule=question.rule))
 
+    def seeing(self, question: Question, visible: Tensor) -> tuple[Intent, Question]:
+        """Return this interpretation and a question with a mask (T, S) in place of all that hides keys."""
+        masked = replace(question, mask=visible, window=None, rule=None, flag=None)
+        return replace(self, causal=False, window=None, rule=None), masked
+
     def answer(self, question: Question) -> Answer:
         """Return the correct answer to a question under this interpretation, in float64."""
         return expected_answer(self.apply(question), self.wiring)
@@ -187,10 +171,7 @@ class Intent:
         except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
             return float("inf")
 
-    @property
-    def yardstick(self) -> str:
-        """Whose error the code's is compared with at each precision."""
-        return "PyTorch's own"
+    yardstick = "PyTorch's own"  # whose error the code's is compared with at each precision
 
     def measure(self, question: Question, dtype: torch.dtype) -> tuple[Answer, float]:
         """Return the correct answer for inputs and weights rounded to `dtype`, and PyTorch's own error."""

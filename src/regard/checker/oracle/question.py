@@ -75,6 +75,18 @@ class Question:
         """The inputs' dtype."""
         return self.q.dtype
 
+    @property
+    def padded_keys(self) -> Tensor | None:
+        """The positions (B, 1, S, 1), or (B, S, 1) of sequences, without a token; None without padding."""
+        if self.padding is None:
+            return None
+        return ~self.padding[:, None, :, None] if self.k.ndim == 4 else ~self.padding[:, :, None]
+
+    @property
+    def padded_rows(self) -> Tensor | None:
+        """Those of them that are rows of the output, too."""
+        return self.padded_keys if self.q.shape[-2] == self.k.shape[-2] else None
+
     def options(self) -> tuple[str, ...]:
         """Return the names of what it asks beside queries, keys and values."""
         names = ("mask", "padding", "bias", "window", "ahead", "softcap", "sinks")
@@ -97,6 +109,13 @@ class Question:
         k = q if self.k is self.q else function(self.k)
         v = q if self.v is self.q else k if self.v is self.k else function(self.v)
         return replace(self, q=q, k=k, v=v)
+
+    def map_keys(self, function: Callable[[Tensor], Tensor]) -> Question:
+        """Return the question with a function applied to its keys and values; to x, in self-attention."""
+        if self.is_self_attention:
+            return self.map_inputs(function)
+        k = function(self.k)
+        return replace(self, k=k, v=k if self.v is self.k else function(self.v))
 
     def tracked(self, dtype: torch.dtype) -> Question:
         """Return the question in a dtype, with inputs that record gradients: its `leaves`."""

@@ -125,17 +125,21 @@ class Wiring:
             split_heads(v, self.groups, view),
         )
 
-    def position(self, q: Tensor, k: Tensor, v: Tensor, rotated: str = "qk") -> tuple[Tensor, Tensor, Tensor]:
+    def position(
+        self, q: Tensor, k: Tensor, v: Tensor, rotated: str = "qk", starts: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, normalised and rotated as the module does it.
 
-        `rotated` names those that are rotated; another choice than queries and keys is a mistake.
+        `rotated` names those that are rotated; another choice than queries and keys is a mistake. `starts`
+        are the positions of the first query and the first key, by default such that the last ones are equal.
         """
         # A norm may compute in float32 and return that.
         q = q if self.query_norm is None else self.query_norm(q).to(q.dtype)
         k = k if self.key_norm is None else self.key_norm(k).to(k.dtype)
         if self.rotate is not None:
-            q = self.rotate(q, k.shape[2] - q.shape[2]) if "q" in rotated else q
-            k = self.rotate(k, 0) if "k" in rotated else k
+            query_start, key_start = starts or (k.shape[2] - q.shape[2], 0)
+            q = self.rotate(q, query_start) if "q" in rotated else q
+            k = self.rotate(k, key_start) if "k" in rotated else k
             v = self.rotate(v, 0) if "v" in rotated else v
         return q, k, v
 

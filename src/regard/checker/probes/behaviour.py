@@ -7,7 +7,6 @@ agrees with the reference's: the change that repairs it names the mistake of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,28 +21,21 @@ from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.reply import CallHook
 
+HEAD_AXIS, TOKEN_AXIS = -3, -2  # of (B, H, T, D)
 
-def visible_tokens(session: CheckSession, question: Question) -> Tensor | None:
-    """Return which outputs depend on which tokens of the keys and values: boolean (T, S).
+
+def dependence(session: CheckSession, question: Question, axis: int = TOKEN_AXIS) -> Tensor | None:
+    """Return which outputs depend on which tokens of the keys: boolean (T, S); or on which heads, (H, G).
 
     In self-attention a token is also a query, so the diagonal is always True. None if the code fails.
     """
-    return _dependence(session, question, -2)
-
-
-def visible_heads(session: CheckSession, question: Question) -> Tensor | None:
-    """Return which query heads depend on which key/value heads: boolean (H, G). None if the code fails."""
-    return _dependence(session, question, -3)
-
-
-def _dependence(session: CheckSession, question: Question, axis: int) -> Tensor | None:
-    """Return which slices of the output along an axis depend on which slices of keys and values along it."""
     question = question.to(session.dtype)
     with torch.no_grad():
         before = session.subject.run(question).answer
         columns = []
         for index in range(question.k.shape[axis]):
-            after = session.subject.run(change_tokens(question, axis, index)).answer
+            changed_keys = question.map_keys(partial(change_part, axis=axis, part=index))
+            after = session.subject.run(changed_keys).answer
             if before is None or after is None:
                 return None
             # A number that becomes NaN depends on the token, too, and NaN > 1e-9 is False.
@@ -58,16 +50,6 @@ def change_part(x: Tensor, axis: int, part: int | slice) -> Tensor:
     # A norm before the projections would undo a positive factor or a shift alone, but not the sign.
     changed.movedim(axis, 0)[part].mul_(-1.5).add_(1.0)
     return changed
-
-
-def change_tokens(question: Question, axis: int, index: int) -> Question:
-    """Return the question with one slice of its keys and values changed; of x, in self-attention."""
-
-    change = partial(change_part, axis=axis, part=index)
-    if question.is_self_attention:
-        return question.map_inputs(change)
-    k = change(question.k)
-    return replace(question, k=k, v=k if question.v is question.k else change(question.v))
 
 
 def name_difference(question: Question, got: Tensor, want: Tensor) -> str | None:
@@ -132,50 +114,45 @@ def intervene_in_softmax(factor: float = 1.0, axes: set[int] | None = None) -> C
 
 
 def name_by_intervention(
-    difference: Callable[[int], float], widths: tuple[int, int] | None, tolerance: float
+    session: CheckSession, reference: Reference, question: Question
 ) -> tuple[str, str] | None:
     """Return the mistake whose repair makes the code agree with its reference, and the evidence; or None.
 
-    Arguments:
-        difference: runs the code on a question, 0 or 1, and returns how much its output differs from the
-            reference's.
-        widths: those of the heads in the two questions; None if they are not known, and equal.
-        tolerance: the difference below which the outputs agree.
+    The code's softmax is changed until its output agrees, on this question and on one of another size.
     """
+    other = with_options(session.cases.plain(B=3, T=5, D=6, H=2, seed=3), question)
+    # The reference answers before, since it must not be changed.
+    expected = [(q, answer) for q in (question, other) if (answer := reference.answer(q)) is not None]
+    tolerance = session.tolerance
+
+    def error(index: int, factor: float = 1.0, axes: set[int] | None = None) -> float:
+        asked, wanted = expected[min(index, len(expected) - 1)]
+        with intervene_in_softmax(factor, axes):
+            answer = session.subject.run(asked.to(session.dtype)).answer
+        return float("inf") if answer is None else relative_error(answer, wanted)
+
     axes: set[int] = set()
-    with intervene_in_softmax(axes=axes):
-        repaired = max(difference(question) for question in (0, 1))
+    repaired = max(error(index, axes=axes) for index in (0, 1))
     if not axes:
         return None
     for axis in axes & _AXES.keys():
         if repaired < tolerance:
             return _AXES[axis], f"With softmax over the keys, not over axis {axis}, it equals your reference."
-    factors = [_find_factor(difference, question, tolerance) for question in (0, 1)]
-    return None if None in factors else _name_factor([f for f in factors if f is not None], widths)
-
-
-def _find_factor(difference: Callable[[int], float], question: int, tolerance: float) -> float | None:
-    """Return how many times the code's scores are the reference's, if that is all that differs."""
-
-    def error(factor: float) -> float:
-        with intervene_in_softmax(factor):
-            return difference(question)
-
-    factor = minimise_scale(error)
-    return 1 / factor if factor is not None and error(factor) < tolerance else None
-
-
-def _name_factor(factors: list[float], widths: tuple[int, int] | None) -> tuple[str, str]:
-    """Return the mistake by which the scores are these times the reference's, in two questions."""
+    factors = []  # by which the code's scores are the reference's, if that is all that differs
+    for index in (0, 1):
+        repair = minimise_scale(partial(error, index))
+        if repair is None or not error(index, repair) < tolerance:
+            return None
+        factors.append(1 / repair)
     squares = [max(factor, 1 / factor) ** 2 for factor in factors]
-    if widths is None:
-        # Without the widths, the square of a factor that is a whole number is taken for one.
-        by_width = abs(squares[0] - round(squares[0])) < 1e-2 and round(squares[0]) >= 4
-    else:
-        by_width = all(abs(s / width - 1) < 1e-3 for s, width in zip(squares, widths, strict=True))
-    name = ("no-scale" if factors[0] > 1 else "scaled-twice") if by_width else "constant-scale"
     width = round(squares[0])
     exact = abs(squares[0] - width) < 1e-2
+    # Without the widths of heads, the square of a factor that is a whole number is taken for one.
+    by_width = exact and width >= 4
+    if other.q.ndim == 4:
+        widths = (question.q.shape[-1], other.q.shape[-1])
+        by_width = all(abs(s / D - 1) < 1e-3 for s, D in zip(squares, widths, strict=True))
+    name = ("no-scale" if factors[0] > 1 else "scaled-twice") if by_width else "constant-scale"
     shown = ("" if factors[0] > 1 else "1/") + f"√{width}" if exact else f"{factors[0]:.4g}"
     return name, f"Its scores are {shown} times your reference's; but for that the outputs are equal."
 
@@ -194,7 +171,11 @@ def name_by_behaviour(session: CheckSession, reference: Reference, wrong: list[O
     for observation in wrong:
         question = observation.question
         if question.name == "empty rows":
-            if _has_nan_row(reference, observation):
+            expected = reference.answer(question)
+            assert expected is not None
+            # The row without a visible key is the second one.
+            got, wanted = (x.output[..., 1, :] for x in (observation.answer, expected))
+            if bool(got.isnan().any()) and bool(wanted.isfinite().all()):
                 evidence = f"A query without a visible key gives NaN; in {reference.name} it gives numbers."
                 session.add_diagnosis("empty-row-nan", evidence)
             continue
@@ -205,7 +186,8 @@ def name_by_behaviour(session: CheckSession, reference: Reference, wrong: list[O
             _name_groups(session, reference, question)
     if session.diagnoses or session.mixed:
         return
-    _intervene(session, reference, wrong[0].question)
+    if found := name_by_intervention(session, reference, wrong[0].question):
+        session.add_diagnosis(*found)
     worst = max(session.error(observation) for observation in wrong)
     if worst < NEARLY_RIGHT and not session.diagnoses and _jumps(session, reference):
         evidence = (
@@ -215,17 +197,9 @@ def name_by_behaviour(session: CheckSession, reference: Reference, wrong: list[O
         session.add_diagnosis("precision-lost", evidence, worst)
 
 
-def _has_nan_row(reference: Reference, observation: Observation) -> bool:
-    """Return whether the row without a visible key, the second one, is NaN where the reference's is not."""
-    expected = reference.answer(observation.question)
-    assert expected is not None
-    got, wanted = (x.output[..., 1, :] for x in (observation.answer, expected))
-    return bool(got.isnan().any()) and bool(wanted.isfinite().all())
-
-
 def name_visibility(session: CheckSession, reference: Reference, question: Question) -> None:
     """Name the mistake by which outputs see other tokens than the reference's, if there is one."""
-    got, want = (visible_tokens(s, question) for s in (session, reference.session))
+    got, want = (dependence(s, question) for s in (session, reference.session))
     if got is None or want is None or not (name := name_difference(question, got, want)):
         return
     row, token = (int(i) for i in (got != want).nonzero()[0])
@@ -236,7 +210,7 @@ def name_visibility(session: CheckSession, reference: Reference, question: Quest
 
 
 def _name_groups(session: CheckSession, reference: Reference, question: Question) -> None:
-    got, want = (visible_heads(s, question) for s in (session, reference.session))
+    got, want = (dependence(s, question, HEAD_AXIS) for s in (session, reference.session))
     if got is None or want is None or torch.equal(got, want):
         return
     H, G = got.shape
@@ -244,23 +218,6 @@ def _name_groups(session: CheckSession, reference: Reference, question: Question
     if torch.equal(got, tiled) and torch.equal(want, interleaved[:, None] == torch.arange(G)):
         evidence = "Query head 1 reads key/value head 1; your reference's reads head 0."
         session.add_diagnosis("grouped-heads-tiled", evidence)
-
-
-def _intervene(session: CheckSession, reference: Reference, question: Question) -> None:
-    """Change the code's softmax until its output agrees, at two sizes, and record what that says."""
-    other = with_options(session.cases.plain(B=3, T=5, D=6, H=2, seed=3), question)
-    # The reference answers before, since it must not be changed.
-    expected = [(q, answer) for q in (question, other) if (answer := reference.answer(q)) is not None]
-
-    def difference(index: int) -> float:
-        question, wanted = expected[min(index, len(expected) - 1)]
-        answer = session.subject.run(question.to(session.dtype)).answer
-        return float("inf") if answer is None else relative_error(answer, wanted)
-
-    widths = (question.q.shape[-1], other.q.shape[-1])
-    found = name_by_intervention(difference, widths if other.q.ndim == 4 else None, session.tolerance)
-    if found is not None:
-        session.add_diagnosis(*found)
 
 
 def _jumps(session: CheckSession, reference: Reference) -> bool:

@@ -10,29 +10,23 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import CATALOGUE, Mistake, get_mistake
-from regard.checker.oracle.cache_variant import CORRECT_CACHE
+from regard.checker.catalogue import CATALOGUE, get_mistake
+from regard.checker.oracle.cache_variant import CORRECT_CACHE, CacheVariant
 from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import change_part
 from regard.checker.probes.leaks import find_leak
-from regard.checker.session import CheckSession
-from regard.checker.subject.call_tensors import copy_module, in_dtype
+from regard.checker.session import ADAPTER, CheckSession
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.inside import InsideWiring
 from regard.checker.subject.reply import Reply, error_place
 from regard.checker.subject.source import source_of
 
-ADAPTER = (
-    "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "
-    "return y, cache, and pass check(…, cached=step); the first call gets cache=None"
-)
 Cut = tuple[int, ...]  # the sizes of the pieces of a sequence
 
 
@@ -58,7 +52,11 @@ def probe_cache(session: CheckSession) -> None:
     cache = has_cache(session.subject)
     if not (adapter or cache):
         return
-    causal = _is_causal(session)
+    # By its interpretation, by a mask that it takes, or else by its behaviour.
+    causal = (
+        session.understanding.causal or session.subject.is_transformers or "mask" in session.subject.arguments
+    )
+    causal = causal or find_leak(session, session.cases.plain("cache", T=6, seed=81)) == ()
     question = session.cases.plain("cache", T=6, seed=80).to(session.dtype)
     trials: list[_Trial] = []
     last_error: Exception | None = None
@@ -94,13 +92,13 @@ def probe_cache(session: CheckSession) -> None:
     elif not _judge(session, trials, question):
         session.add_untried("cache", f"how its {cache} works could not be guessed: {ADAPTER}")
         if any(trial.kept or trial.continuation.explicit for trial in trials):
-            session.undecided = f"its {cache} was tried, {_describe(trials[0])}; {ADAPTER}"
+            session.leave_open("cache-not-understood", cache=cache, tried=_describe(trials[0]))
 
 
 def add_failed_adapter(session: CheckSession, adapter: Step, error: BaseException | None) -> None:
     """Leave the verdict open where the caller's adapter raised: the code under test may still be right."""
     raised = f"{Reply(None, error).error_line[:160]}{error_place(error, adapter)}"
-    session.undecided = f"the adapter of cached= raised {raised}; {ADAPTER}"
+    session.leave_open("adapter-raised", raised=raised)
     session.add_untried("cache", "mend the adapter")
 
 
@@ -113,7 +111,7 @@ def _check_longer(session: CheckSession, continuation: Continuation) -> bool:
         cut = (1,) * T if continuation.single else (T // 2, *(1,) * (T - T // 2))
         try:
             with torch.no_grad():
-                pieces = _run_pieces(_fresh(session, question), continuation.step, question.q, cut)
+                pieces = _run_pieces(session.fresh_module(), continuation.step, question.q, cut)
                 whole = _run_whole(session, continuation.step, question)
         except Exception:  # longer than its maximum
             continue
@@ -124,25 +122,17 @@ def _check_longer(session: CheckSession, continuation: Continuation) -> bool:
     return True
 
 
-def _is_causal(session: CheckSession) -> bool:
-    """Return whether the module is causal by its interpretation or its behaviour, or takes a causal mask."""
-    if session.understanding.causal or session.subject.is_transformers or "mask" in session.subject.arguments:
-        return True
-    return find_leak(session, session.cases.plain("cache", T=6, seed=81)) == ()
-
-
-def _step_of_caller(adapter: Step, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """What the caller's adapter returns, if that is a pair."""
-    result = adapter(module, x, state)
-    if not (isinstance(result, tuple) and len(result) == 2):
-        raise TypeError(f"step has to return (output, cache), got {type(result).__name__}")
-    return result
-
-
 def _ways(session: CheckSession, adapter: Step | None) -> Iterator[Continuation]:
     """Yield the continuations to try: the caller's, Transformers' own, or guesses."""
     if adapter is not None:
-        yield Continuation("your step", partial(_step_of_caller, adapter))
+
+        def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+            result = adapter(module, x, state)
+            if not (isinstance(result, tuple) and len(result) == 2):
+                raise TypeError(f"step has to return (output, cache), got {type(result).__name__}")
+            return result
+
+        yield Continuation("your step", step)
     elif session.subject.is_transformers:
         yield Continuation("Transformers' cache", _transformers_step(session))
     # Code that only follows Transformers' interface may have a cache of its own.
@@ -160,7 +150,7 @@ def _try(session: CheckSession, continuation: Continuation, question: Question) 
     outputs = {}
     for cut in cuts:
         try:
-            outputs[cut] = _run_pieces(_fresh(session, question), continuation.step, x, cut)
+            outputs[cut] = _run_pieces(session.fresh_module(), continuation.step, x, cut)
         except Exception:
             if not outputs or max(cut) == 1:
                 raise
@@ -168,12 +158,6 @@ def _try(session: CheckSession, continuation: Continuation, question: Question) 
     whole = _run_whole(session, continuation.step, question)
     kept = any(_keeps_state(session, continuation.step, question, cut) for cut in outputs)
     return _Trial(continuation, outputs, whole, kept)
-
-
-def _fresh(session: CheckSession, question: Question) -> nn.Module:
-    """Return a copy of the module that has not run yet."""
-    assert session.module is not None
-    return in_dtype(copy_module(session.module), question.dtype).eval()
 
 
 def _run_pieces(module: nn.Module, step: Step, x: Tensor, cut: Cut) -> Tensor:
@@ -197,12 +181,12 @@ def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
         masked = replace(question, mask=torch.ones(T, T, dtype=torch.bool).tril())
         # A mask (B, S) of tokens cannot be causal.
         if "mask" in session.subject.arguments and session.subject.mask_form.rank > 1:
-            alone = session.subject.run(session.with_explicit_mask(masked), module=_fresh(session, question))
+            alone = session.subject.run(session.with_explicit_mask(masked), module=session.fresh_module())
             if alone.answer is not None:
                 return alone.answer.output
-        output: Tensor = step(_fresh(session, question), question.q, None)[0]
+        output: Tensor = step(session.fresh_module(), question.q, None)[0]
         return output
-    answer = session.subject.run(question, module=_fresh(session, question)).answer
+    answer = session.subject.run(question, module=session.fresh_module()).answer
     assert answer is not None
     return answer.output
 
@@ -211,7 +195,7 @@ def _keeps_state(session: CheckSession, step: Step, question: Question, cut: Cut
     """Return whether the output of the last piece depends on tokens that came in earlier steps."""
     x, last = question.q, cut[-1]
     other = change_part(x, 1, slice(0, -last))
-    outputs = [_run_pieces(_fresh(session, question), step, each, cut)[:, -last:] for each in (x, other)]
+    outputs = [_run_pieces(session.fresh_module(), step, each, cut)[:, -last:] for each in (x, other)]
     return not torch.allclose(outputs[0], outputs[1], rtol=1e-6, atol=1e-9)
 
 
@@ -220,11 +204,11 @@ def _check_second_sequence(session: CheckSession, trial: _Trial, question: Quest
     other = session.cases.plain("cache", T=6, seed=82).to(session.dtype)
     step, ways = trial.continuation.step, f"all {len(trial.outputs)} ways to split the sequence"
     with torch.no_grad():
-        module = _fresh(session, question)
+        module = session.fresh_module()
         cut = max(trial.outputs, key=len)
         _run_pieces(module, step, question.q, cut)
         second = _run_pieces(module, step, other.q, cut)
-        error = relative_difference(second, _run_pieces(_fresh(session, other), step, other.q, cut))
+        error = relative_difference(second, _run_pieces(session.fresh_module(), step, other.q, cut))
     if error < TOLERANCE:
         session.add_pass("cache", f"the same output in {ways}, by {trial.continuation.call}")
     else:
@@ -247,24 +231,24 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
         _name(session, trials, question, intent, 1) or _name(session, kept[:2], question, intent, 2)
     ):
         return True
-    for trial in (trial for trial in kept if trial.continuation.certain):
-        session.add_failure("cache", _describe(trial))
+    if certain := [trial for trial in kept if trial.continuation.certain]:
+        session.add_failure("cache", _describe(certain[0]))
         return True
     for trial in trials:
         # OpenAI's Whisper looks itself up in a table that hooks fill; an empty one says nothing.
         if re.search(r"self\.\w+ (not )?in \w*cache", source_of(session.subject)):
             continue
         if trial.continuation.explicit and _ignores_cache(session, trial, question):
-            _add_mistake(session, trial, get_mistake("cache-ignored"))
+            _add_mistakes(session, trial, ["cache-ignored"])
             return True
     return False
 
 
-def _add_mistake(session: CheckSession, trial: _Trial, mistake: Mistake) -> None:
-    detail = _describe(trial)
-    evidence = f"In pieces your output equals attention {mistake.what}; {detail}."
-    distance = max(trial.errors.values()) / TOLERANCE
-    session.add_mistake("cache", detail, mistake.name, evidence, distance=distance)
+def _add_mistakes(session: CheckSession, trial: _Trial, names: list[str]) -> None:
+    detail, distance = _describe(trial), max(trial.errors.values()) / TOLERANCE
+    for name in names:
+        evidence = f"In pieces your output equals attention {get_mistake(name).what}; {detail}."
+        session.add_mistake("cache", detail, name, evidence, distance=distance)
 
 
 def _ignores_cache(session: CheckSession, trial: _Trial, question: Question) -> bool:
@@ -273,7 +257,7 @@ def _ignores_cache(session: CheckSession, trial: _Trial, question: Question) -> 
         pieces = zip(torch.split(question.q, list(cut), 1), torch.split(output, list(cut), 1), strict=True)
         for piece, got in pieces:
             alone = replace(question, q=piece, k=piece, v=piece)
-            answer = session.subject.run(alone, module=_fresh(session, question)).answer
+            answer = session.subject.run(alone, module=session.fresh_module()).answer
             if answer is None or not relative_difference(got, answer.output) < TOLERANCE:
                 return False
     return True
@@ -294,27 +278,26 @@ def _name(
     # Of pairs, the first forms of each mistake are tried.
     most = None if count == 1 else 3
     forms = [(m, change) for m in CATALOGUE.values() for change in m.cache_changes[:most]]
+    asked = intent.apply(question).to(torch.float64)
+
+    def fits(variant: CacheVariant, cut: Cut, output: Tensor) -> bool:
+        try:
+            with torch.no_grad():
+                predicted = variant.answer(asked, intent.wiring, cut)
+        except (RuntimeError, ValueError, IndexError):
+            return False
+        return predicted.shape == output.shape and relative_difference(output.double(), predicted) < TOLERANCE
+
     for trial, chosen in itertools.product(trials, itertools.combinations(forms, count)):
         changes = dict(field for _, change in chosen for field in change.items())
         is_apart = len({m.name for m, _ in chosen}) == count
         if not is_apart or len(changes) < sum(len(change) for _, change in chosen):
             continue  # two forms of one mistake, or two values of one field
         variant = replace(CORRECT_CACHE, **changes)
-        if all(_fits(variant, question, intent, cut, output) for cut, output in trial.outputs.items()):
-            for mistake, _ in chosen:
-                _add_mistake(session, trial, mistake)
+        if all(fits(variant, cut, output) for cut, output in trial.outputs.items()):
+            _add_mistakes(session, trial, [mistake.name for mistake, _ in chosen])
             return True
     return False
-
-
-def _fits(variant: Any, question: Question, intent: Intent, cut: Cut, output: Tensor) -> bool:
-    """Return whether a variant of the cache gives this output."""
-    try:
-        with torch.no_grad():
-            predicted = variant.answer(intent.apply(question).to(torch.float64), intent.wiring, cut)
-    except (RuntimeError, ValueError, IndexError):
-        return False
-    return predicted.shape == output.shape and relative_difference(output.double(), predicted) < TOLERANCE
 
 
 def _transformers_step(session: CheckSession) -> Step:

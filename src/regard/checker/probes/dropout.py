@@ -15,25 +15,25 @@ from regard.checker.oracle.oracle import (
     relative_error,
 )
 from regard.checker.oracle.question import Question
-from regard.checker.probes.behaviour import change_tokens
+from regard.checker.probes.behaviour import change_part
 from regard.checker.probes.dropout_effect import (
     OUTPUT_DROPOUT,
     UNSCALED,
     Draw,
     P,
+    as_number,
     check_rate,
     draw_outputs,
     dropouts,
     function_draw,
     infer_effect,
     is_near,
+    number_of,
     rate_argument,
-    set_value,
     training_run,
 )
 from regard.checker.probes.gradients import GRADIENT_TOLERANCE, derivative_error, output_gradients
 from regard.checker.session import CheckSession
-from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.reply import CallMonitor, Reply
 from regard.support.torch_internals import BatchNorm
@@ -101,10 +101,8 @@ def _check_training(session: CheckSession, places: list[str]) -> None:
             if error is None:  # it is random by means of its own
                 failure = _leak_in_training(session, question, places)
             else:
-                found = _training_error(session, question, module)
-                failure = (
-                    "" if (found or 0.0) < TOLERANCE else f"the output {describe_difference(found or 0.0)}"
-                )
+                found = _training_error(session, question, module) or 0.0
+                failure = "" if found < TOLERANCE else f"the output {describe_difference(found)}"
             if failure:
                 session.add_failure("training mode", f"{name}: right in eval mode, but in training {failure}")
                 return
@@ -120,8 +118,9 @@ def _training_error(session: CheckSession, question: Question, module: nn.Module
     """Return how far the output in training, without dropout, is from that in eval; None if it is random."""
     question = question.to(session.dtype)
     before = session.subject.run(question, module=copy_module(module).eval()).answer
-    replies = [session.subject.run(question, module=copy_module(module).train()).answer for _ in range(2)]
-    first, second = replies
+    first, second = (
+        session.subject.run(question, module=copy_module(module).train()).answer for _ in range(2)
+    )
     if before is None or first is None or second is None:
         return None
     # A row without a visible key may be NaN, which is unequal to itself.
@@ -132,15 +131,10 @@ def _training_error(session: CheckSession, question: Question, module: nn.Module
 
 def _free_rows(session: CheckSession, question: Question) -> Tensor | None:
     """Return the rows (…, T, 1) without a right output: those without a visible key, and of padding."""
-    free = None
+    free, padded = None, question.padded_rows
     if session.right_intent is not None and session.compared is session.subject:
         free = session.right_intent.answer(question).free
-    if question.padding is not None and question.padding.shape[1] == question.q.shape[-2]:
-        padding = (
-            ~question.padding[:, :, None] if question.q.ndim == 3 else ~question.padding[:, None, :, None]
-        )
-        free = padding if free is None else free | padding
-    return free
+    return free if padded is None else padded if free is None else free | padded
 
 
 def _leak_in_training(session: CheckSession, question: Question, places: list[str]) -> str:
@@ -149,7 +143,7 @@ def _leak_in_training(session: CheckSession, question: Question, places: list[st
 
     def changed_rows(token: int, seed: int | None) -> Tensor | None:
         outputs = []
-        for asked in (question, change_tokens(question, -2, token)):
+        for asked in (question, question.map_keys(partial(change_part, axis=-2, part=token))):
             torch.manual_seed(seed or 0)
             module = _with_dropout(session, places, _SMALL, training=seed is not None)
             answer = session.subject.run(asked, module=module, dropout=True).answer
@@ -225,13 +219,12 @@ def _training_gradient_failure(session: CheckSession, places: list[str]) -> str:
         inputs = {name: x for name, x in inputs.items() if x is not tracked.q or name == "the queries"}
         named = {f"`{name}`": x for name, x in module.named_parameters() if x.requires_grad}
         answer = session.subject.run(tracked, module=module).answer
-        leaves = inputs | named
         with CallMonitor(dropout=False):  # torch.utils.checkpoint runs the code again in the backward pass
-            gradients = "" if answer is None else output_gradients(answer.output, list(leaves.values()))
+            gradients = "" if answer is None else output_gradients(answer.output, inputs | named)
         if answer is None or isinstance(gradients, str):
             return f"the backward pass fails: {gradients}" if training and gradients and outputs else ""
         outputs.append(answer.output.detach())
-        sides.append(dict(zip(leaves, gradients, strict=True)))
+        sides.append(gradients)
     if not relative_difference(outputs[1], outputs[0]) < TOLERANCE:
         return ""  # it is random, or was found wrong already
     largest = max(float(x.abs().max()) for x in sides[0].values())
@@ -251,22 +244,16 @@ def _training_gradient_failure(session: CheckSession, places: list[str]) -> str:
 def _check_function(session: CheckSession) -> None:
     """Check that a function gives the same output twice, and that it drops at the rate of its argument."""
     question = session.cases.plain("deterministic", B=2, T=3, seed=60).to(session.dtype)
-    outputs = [session.subject.run(question, dropout=True).answer for _ in range(2)]
-    if outputs[0] is None or outputs[1] is None:
+    first, second = (session.subject.run(question, dropout=True).answer for _ in range(2))
+    if first is None or second is None:
         return
-    difference = relative_error(outputs[0], outputs[1])
-    if not difference:
-        session.add_pass("deterministic")
-        if "dropout" in session.subject.arguments and not check_rate(session, question):
-            _check_function_dropout(session, question)
-    else:
+    if difference := relative_error(first, second):
         session.find("dropout-in-eval", "deterministic", distance=difference / TOLERANCE)
-
-
-def _check_function_dropout(session: CheckSession, question: Question) -> None:
-    """Check where the dropout of a function's argument acts, as for a module's."""
-    name = rate_argument(session)
-    if not name:
+        return
+    session.add_pass("deterministic")
+    if "dropout" not in session.subject.arguments or check_rate(session, question):
+        return
+    if not (name := rate_argument(session)):
         return
     # The Annotated Transformer's `attention(query, key, value, mask, dropout)` takes a layer.
     draws = (function_draw(session, question, name, value) for value in (P, nn.Dropout(P)))
@@ -288,9 +275,7 @@ def _with_dropout(session: CheckSession, places: list[str], p: float, *, trainin
     assert own is not None
     module = copy_module(own)
     for place in (place for group in dropouts(own).values() for place in group):
-        rate = p if place in places else 0.0
-        keeps = vocabulary.size(place.rpartition(".")[2]) == "keep"
-        set_value(module, place, 1 - rate if keeps else rate)
+        setattr(*number_of(module, place), as_number(place, p if place in places else 0.0))
     return module.train(training)
 
 
@@ -302,7 +287,7 @@ def _variation(session: CheckSession, question: Question, module: nn.Module) -> 
 
 def _check_place(session: CheckSession, intent: Intent, question: Question, draws: dict[str, Draw]) -> None:
     """Check where each dropout acts: it should be on the weights, or on the layer's output by its name."""
-    effects = {name: infer_effect(session, intent, question, draw) for name, draw in draws.items()}
+    effects = {name: infer_effect(intent, question, draw) for name, draw in draws.items()}
     # Weights that are not rescaled have the factor 1, which is no reason to doubt where the dropout acts.
     where = {
         name: "unknown" if effect.factor and not is_near(effect.factor, 1 / (1 - P)) else effect.place

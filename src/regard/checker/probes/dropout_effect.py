@@ -65,7 +65,7 @@ def dropouts(module: nn.Module) -> dict[str, list[str]]:
     return groups
 
 
-def _owner(module: nn.Module, place: str) -> tuple[nn.Module, str]:
+def number_of(module: nn.Module, place: str) -> tuple[nn.Module, str]:
     """Return the module and the attribute that hold a dropout's number."""
     part = dict(module.named_modules()).get(place)
     if isinstance(part, nn.Dropout):
@@ -74,21 +74,19 @@ def _owner(module: nn.Module, place: str) -> tuple[nn.Module, str]:
     return module.get_submodule(owner), name
 
 
-def set_value(module: nn.Module, place: str, value: float) -> None:
-    setattr(*_owner(module, place), value)
+def as_number(name: str, rate: float) -> float:
+    """Return what a number of this name should be for a rate: `keep_prob` is the other probability."""
+    return 1 - rate if vocabulary.size(name.rpartition(".")[2]) == "keep" else rate
 
 
-def read_value(module: nn.Module, place: str) -> float:
-    return float(getattr(*_owner(module, place)))
-
-
-def training_run(subject: Subject, question: Question, module: nn.Module) -> Draw:
-    """Return a function that runs a module with dropout enabled and random numbers of a seed."""
+def training_run(subject: Subject, question: Question, module: nn.Module | None = None) -> Draw:
+    """Return a way to run a function, or a module in its state, with dropout and random numbers of a seed."""
 
     def draw(seed: int) -> Tensor | None:
         torch.manual_seed(seed)
-        reply = subject.run(question, module=copy_module(module), dropout=True)
-        return None if reply.answer is None else reply.answer.output.detach()
+        own = None if module is None else copy_module(module)
+        answer = subject.run(question, module=own, dropout=True).answer
+        return None if answer is None else answer.output.detach()
 
     return draw
 
@@ -99,9 +97,7 @@ def draw_outputs(draw: Draw, seeds: Iterable[int]) -> list[Tensor]:
     return [] if any(output is None for output in outputs) else [x for x in outputs if x is not None]
 
 
-def infer_effect(
-    session: CheckSession, intent: Intent, question: Question, draw: Draw, draws: int = 6
-) -> DropoutEffect:
+def infer_effect(intent: Intent, question: Question, draw: Draw, draws: int = 6) -> DropoutEffect:
     """Return what dropout did to the numbers in several draws."""
     outputs = [output.double() for output in draw_outputs(draw, range(draws))]
     eval_answer = intent.answer(question)
@@ -219,14 +215,6 @@ RATES = (0.2, 0.6)
 _DRAWS, _EXCESS = 200, 0.2
 
 
-class RateParameter(NamedTuple):
-    """A parameter that sets the rate of dropout, and ways to run the code with it at each of `RATES`."""
-
-    name: str
-    whole: list[Draw]  # the code as it is built; empty if the parameter may be meant for other code
-    parts: list[list[Draw]]  # each dropout that the parameter sets, alone
-
-
 def check_rate(session: CheckSession, question: Question) -> bool:
     """Check that dropout follows the parameter that sets its rate; returns whether it does not."""
     low, high = RATES
@@ -234,43 +222,43 @@ def check_rate(session: CheckSession, question: Question) -> bool:
         if whole and _ignores_rate(*whole):
             session.find("dropout-rate-ignored", "dropout rate", argument=name, low=low, high=high)
             return True
-        intent = session.right_intent
-        if intent is not None and (
-            what := next(filter(None, _inversions(session, intent, question, parts)), "")
-        ):
+        what = "" if session.right_intent is None else _inversion(session.right_intent, question, parts)
+        if what:
             session.find("dropout-rate-inverted", "dropout rate", argument=name, low=low, what=what)
             return True
     return False
 
 
-def _inversions(
-    session: CheckSession, intent: Intent, question: Question, parts: list[list[Draw]]
-) -> Iterator[str]:
-    """Yield for each dropout what shows that its rate is that of keeping; "" if nothing does."""
+def _inversion(intent: Intent, question: Question, parts: list[list[Draw]]) -> str:
+    """Return what shows that the rate of one of the dropouts is that of keeping; "" if nothing does."""
     low, high = RATES
     for draws in parts:
-        effect = infer_effect(session, intent, question, draws[0])
+        effect = infer_effect(intent, question, draws[0])
         if effect.factor is None or effect.place == "dropout-not-rescaled":
-            yield ""
-        elif is_near(effect.factor, 1 / low):
-            other = infer_effect(session, intent, question, draws[1]).factor
-            inverted = other is not None and is_near(other, 1 / high)
-            yield f"what is kept is scaled by {effect.factor:.3g} = 1/{low}" if inverted else ""
-        else:
-            dropped = _fraction_dropped(session, intent, question, draws[0], effect)
-            yield f"{dropped:.0%} of the numbers are dropped" if dropped > low + _EXCESS else ""
+            continue
+        if is_near(effect.factor, 1 / low):
+            other = infer_effect(intent, question, draws[1]).factor
+            if other is not None and is_near(other, 1 / high):
+                return f"what is kept is scaled by {effect.factor:.3g} = 1/{low}"
+        elif effect.dropped >= low + _EXCESS / 2:
+            many = infer_effect(intent, question, draws[0], draws=_DRAWS)
+            if many.factor is not None and many.dropped > low + _EXCESS:
+                return f"{many.dropped:.0%} of the numbers are dropped"
+    return ""
 
 
-def _parameters(session: CheckSession, question: Question) -> Iterator[RateParameter]:
-    """Yield the parameters of a function or a class that set the rate of dropout."""
+def _parameters(
+    session: CheckSession, question: Question
+) -> Iterator[tuple[str, list[Draw], list[list[Draw]]]]:
+    """Yield the parameters that set the rate of dropout, each with ways to run the code at each of `RATES`.
+
+    The first are those of the code as it is built, none if the parameter may be meant for other code; then
+    come those of each dropout that the parameter sets, alone.
+    """
     subject = session.subject
-    if session.module is None:
-        name = rate_argument(session)
-        if not name:
-            return
+    if name := rate_argument(session) if session.module is None else "":
         draws = [function_draw(session, question, name, rate) for rate in RATES]
-        yield RateParameter(name, draws, [draws])
-        return
+        yield name, draws, [draws]
     if subject.cls is None:
         return
     try:
@@ -280,21 +268,15 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
     rated = {n: value for n, value in arguments.items() if vocabulary.size(n) in ("dropout", "keep")}
     names = [n for n, value in rated.items() if type(value) in (float, int)]
     for name in names or [""]:  # without one, a configuration may hold them
-        others = {n: _as_value(n, 0.0) for n in names if n != name}
         zero, low, high = (
-            _rebuilt(session, question, rate, others | ({name: _as_value(name, rate)} if name else {}))
+            _rebuilt(session, question, rate, {n: as_number(n, rate if n == name else 0.0) for n in names})
             for rate in (0.0, *RATES)
         )
         if zero is None or low is None or high is None or dropouts(low) != dropouts(high):
             continue
         is_own = re.search("drop|keep", name) and not OUTPUT_DROPOUT.search(name)
         whole = [training_run(subject, question, side) for side in (low, high)] if is_own else []
-        yield RateParameter(name or "dropout", whole, list(_parts(session, question, zero, low, high)))
-
-
-def _as_value(name: str, rate: float) -> float:
-    """Return what a parameter of this name should be for a rate: `keep_prob` is the other probability."""
-    return 1 - rate if vocabulary.size(name) == "keep" else rate
+        yield name or "dropout", whole, list(_parts(session, question, zero, low, high))
 
 
 def rate_argument(session: CheckSession) -> str:
@@ -308,14 +290,7 @@ def function_draw(session: CheckSession, question: Question, name: str, value: A
     subject = session.subject
     # F.dropout(x, p, training) drops nothing unless that is True.
     training = {subject.arguments["training"]: True} if "training" in subject.arguments else {}
-    function = subject.replaced(extra=subject.extra | training | {name: value})
-
-    def draw(seed: int) -> Tensor | None:
-        torch.manual_seed(seed)
-        answer = function.run(question, dropout=True).answer
-        return None if answer is None else answer.output.detach()
-
-    return draw
+    return training_run(subject.replaced(extra=subject.extra | training | {name: value}), question)
 
 
 def _parts(
@@ -328,12 +303,13 @@ def _parts(
     """
     groups = dropouts(low)
     places = [place for group in groups.values() for place in group]
-    followed = {place for place in places if read_value(low, place) != read_value(high, place)}
+    numbers = {place: [getattr(*number_of(side, place)) for side in (zero, low, high)] for place in places}
+    followed = {place for place, (_, a, b) in numbers.items() if a != b}
     for group in [group for group in groups.values() if followed & set(group)] or [places]:
         sides = [copy_module(low), copy_module(high)]
         for side, place in itertools.product(sides, places):
             if place not in group:
-                set_value(side, place, read_value(zero, place) if place in followed else 0.0)
+                setattr(*number_of(side, place), numbers[place][0] if place in followed else 0.0)
         yield [training_run(session.compared, question, side) for side in sides]
 
 
@@ -375,13 +351,3 @@ def _ignores_rate(low: Draw, high: Draw) -> bool:
             return False
         varies = varies or not torch.equal(a.nan_to_num(7.0), first.nan_to_num(7.0))
     return varies
-
-
-def _fraction_dropped(
-    session: CheckSession, intent: Intent, question: Question, draw: Draw, effect: DropoutEffect
-) -> float:
-    """Return the fraction of numbers that dropout at `RATES[0]` drops; from many draws if it seems large."""
-    if effect.dropped < RATES[0] + _EXCESS / 2:
-        return effect.dropped
-    many = infer_effect(session, intent, question, draw, draws=_DRAWS)
-    return many.dropped if many.factor is not None else 0.0

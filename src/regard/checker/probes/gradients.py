@@ -13,22 +13,15 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
-from regard.checker.oracle.oracle import (
-    Intent,
-    Oracle,
-    describe_agreement,
-    describe_difference,
-    relative_difference,
-)
+from regard.checker.oracle.oracle import Intent, describe_agreement, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.session import CheckSession
+from regard.checker.session import CheckSession, Oracle
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS
 from regard.checker.subject.reply import FollowInputs, Reply
 from regard.checker.subject.subject import Subject
@@ -44,7 +37,14 @@ def probe_gradients(session: CheckSession, oracle: Oracle) -> None:
         return
     question = session.with_causal_flag(session.cases.plain("gradients", seed=21))
     is_part = session.compared is not session.subject  # the oracle knows only a part of the module
-    expected = {} if is_part else _expected_gradients(session, question, oracle)
+    reference = session.reference
+    shared = [] if reference is None else reference.match.pairs
+    expected: dict[str, Tensor] | str | None = {}
+    if reference is not None:
+        expected = _gradients(reference.session, question, dict(shared))
+    elif not is_part:
+        expected = _oracle_gradients(oracle, question)
+    assert expected is not None
     if isinstance(expected, str):
         session.add_skip("gradients", f"your reference has none: {expected}")
         return
@@ -55,28 +55,20 @@ def probe_gradients(session: CheckSession, oracle: Oracle) -> None:
     if is_part:
         probe_derivatives(session)
         return
-    reference = session.reference
     if missing and reference is None:  # a reference with gradients shows that there should be some
         session.add_skip("gradients", f"it has no backward pass: {missing}")
         return
-    shared = [] if reference is None else reference.match.pairs
     got = _gradients(session, question, {name: name for name, _ in shared})
     untracked = re.search(r"@(torch\.)?(no_grad|inference_mode)", session.source)
-    if isinstance(got, str) and untracked and reference is None:
-        session.add_skip("gradients", "it switches them off itself: @torch.no_grad")
-        return
     if isinstance(got, str):
-        session.add_mistake(
-            "gradients",
-            got,
-            "weights-detached",
-            f"The output has no gradient at all: {got}.",
-            distance=math.inf,
-        )
+        if untracked and reference is None:
+            session.add_skip("gradients", "it switches them off itself: @torch.no_grad")
+            return
+        what = f"The output has no gradient at all: {got}."
+        session.add_mistake("gradients", got, "weights-detached", what, distance=math.inf)
         return
     errors = {name: relative_difference(got[name], expected[name]) for name in got if name in expected}
-    worst = max(errors, key=lambda name: errors[name])
-    error = errors[worst]
+    worst, error = max(errors.items(), key=lambda item: item[1])
     if error < _gradient_tolerance(session):
         session.add_pass("gradients", f"to {error:.0e}")
         # Under each option whose output was right: it may have a backward of its own.
@@ -86,14 +78,8 @@ def probe_gradients(session: CheckSession, oracle: Oracle) -> None:
         _gradient_of_strided(session, question)
         _gradient_of_lse(session, question, oracle)
     elif evidence := _evidence_of_detach(oracle, question, got, expected):
-        session.add_mistake(
-            "gradients",
-            f"the largest gradient {describe_difference(error)}",
-            "weights-detached",
-            evidence[0],
-            evidence[1],
-            distance=error / GRADIENT_TOLERANCE,
-        )
+        detail, distance = f"the largest gradient {describe_difference(error)}", error / GRADIENT_TOLERANCE
+        session.add_mistake("gradients", detail, "weights-detached", *evidence, distance=distance)
     else:
         which = "one" if reference is None else f"that of {worst}"
         session.add_failure("gradients", f"{which} {describe_difference(error)}, though the output is right")
@@ -114,45 +100,44 @@ def _evidence_of_detach(
         return (evidence, None) if lost else None
     tracked, variant = question.tracked(torch.float64), replace(CORRECT, detach="weights")
     output = variant.answer(oracle.apply(tracked), oracle.wiring).output
-    detached = output_gradients(output, tracked.leaves())
+    detached = output_gradients(output, tracked.named_leaves())
     if isinstance(detached, str):
         return None
-    remaining = max(map(relative_difference, got.values(), detached))
+    remaining = largest_difference(got, detached)
     what = get_mistake("weights-detached").what
     evidence = f"Your gradients equal those of attention {what}, {describe_agreement(remaining)}."
     return (evidence, remaining) if remaining < GRADIENT_TOLERANCE else None
 
 
-def _expected_gradients(session: CheckSession, question: Question, oracle: Oracle) -> dict[str, Tensor] | str:
-    """Return the right gradients by name, or text that says why the reference has none."""
-    if session.reference is not None:
-        return _gradients(session.reference.session, question, dict(session.reference.match.pairs))
+def _oracle_gradients(
+    oracle: Oracle, question: Question, *, whole: bool = False
+) -> dict[str, Tensor] | str | None:
+    """Return the right gradients of the inputs, or text that says why there are none.
+
+    None if there is no right output; with `whole`, also if that of some rows is free.
+    """
     tracked = question.tracked(torch.float64)
     answer = oracle.answer(tracked)
-    assert answer is not None
-    return _named_gradients(answer.output, tracked.named_leaves())
+    if answer is None or (whole and answer.free is not None and bool(answer.free.any())):
+        return None
+    return output_gradients(answer.output, tracked.named_leaves())
 
 
 def _gradients(
-    session: CheckSession, question: Question, parameters: dict[str, str]
+    session: CheckSession, question: Question, parameters: dict[str, str], subject: Subject | None = None
 ) -> dict[str, Tensor] | str:
     """Return the gradients by the inputs and by some parameters, or text that says why there are none.
 
     `parameters` holds their names in the module, by the names that they get in the result.
     """
-    tracked = question.tracked(session.dtype)
-    module = session.subject.runnable(session.dtype)
-    reply = session.subject.run(tracked, module=module)
+    subject, tracked = subject or session.subject, question.tracked(session.dtype)
+    module = subject.runnable(session.dtype)
+    reply = subject.run(tracked, module=module)
     if reply.answer is None:
         return reply.error_line
     own = {} if module is None else dict(module.named_parameters())
     tracking = {name: own[path] for name, path in parameters.items() if own[path].requires_grad}
-    return _named_gradients(reply.answer.output, tracked.named_leaves() | tracking)
-
-
-def _named_gradients(output: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor] | str:
-    gradients = output_gradients(output, list(tensors.values()))
-    return gradients if isinstance(gradients, str) else dict(zip(tensors, gradients, strict=True))
+    return output_gradients(reply.answer.output, tracked.named_leaves() | tracking)
 
 
 def _gradient_of_strided(session: CheckSession, question: Question) -> None:
@@ -161,11 +146,11 @@ def _gradient_of_strided(session: CheckSession, question: Question) -> None:
     answer = session.compared.run(tracked).answer
     if answer is None:
         return
-    leaves = tracked.leaves()
+    leaves = tracked.named_leaves()
     plain, strided = (output_gradients(answer.output, leaves, transposed=t) for t in (False, True))
     if isinstance(plain, str) or isinstance(strided, str):
         return  # it refuses one of them, aloud
-    error = max(map(relative_difference, strided, plain))
+    error = largest_difference(strided, plain)
     if not error < _gradient_tolerance(session):
         session.add_failure(
             "gradients, transposed output",
@@ -182,26 +167,20 @@ def _gradient_of_lse(session: CheckSession, question: Question, oracle: Oracle) 
         return
     if not answer.lse.requires_grad:
         return
-    base = next(
-        (
-            b
-            for b in (1.0, math.log(2))
-            if relative_difference(answer.lse.detach(), expected.lse.detach() / b) < session.tolerance
-        ),
-        None,
-    )
-    if base is None:
+    lses = [expected.lse / base for base in (1.0, math.log(2))]
+    same = [lse for lse in lses if relative_difference(answer.lse.detach(), lse.detach()) < session.tolerance]
+    if not same:
         return  # its numbers are judged on their own
     got, want = (
-        output_gradients(lse, [side.q, side.k])
-        for lse, side in zip((answer.lse, expected.lse / base), sides, strict=True)
+        output_gradients(lse, {"q": side.q, "k": side.k})
+        for lse, side in zip((answer.lse, same[0]), sides, strict=True)
     )
     if isinstance(got, str) or isinstance(want, str):
         return
-    error = max(map(relative_difference, got, want))
+    error = largest_difference(got, want)
     if error < _gradient_tolerance(session):
         session.add_pass("gradient of lse", f"to {error:.0e}")
-    elif not any(bool(gradient.any()) for gradient in got):
+    elif not any(bool(gradient.any()) for gradient in got.values()):
         # flash-attn's backward pass ignores the gradient of its softmax_lse, too.
         session.add_untried("gradient of lse", "it is 0: do not train with a loss that depends on the lse")
     else:
@@ -221,13 +200,16 @@ def bias_gradient_failure(session: CheckSession, question: Question, intent: Int
     if answer is None:
         return ""
     expected = intent.answer(replace(question, bias=biases[1]))
-    got, want = output_gradients(answer.output, biases[:1]), output_gradients(expected.output, biases[1:])
+    got, want = (
+        output_gradients(output, {"bias": bias})
+        for output, bias in zip((answer.output, expected.output), biases, strict=True)
+    )
     assert not isinstance(want, str)
     if isinstance(got, str) and answer.output.requires_grad:
         return ""  # it refuses, aloud
-    if isinstance(got, str) or not bool(got[0].any()):
+    if isinstance(got, str) or not bool(got["bias"].any()):
         return NO_GRADIENT
-    error = relative_difference(got[0], want[0])
+    error = largest_difference(got, want)
     return "" if error < GRADIENT_TOLERANCE else f"its gradient {describe_difference(error)}"
 
 
@@ -245,30 +227,28 @@ def gradient_failure(session: CheckSession, subject: Subject, question: Question
     """
     if lacks_right_gradients(session):
         return ""
-    sides = [question.tracked(dtype) for dtype in (session.dtype, torch.float64)]
-    reply, expected = subject.run(sides[0]), oracle.answer(sides[1])
-    if reply.answer is None or expected is None:
+    if (want := _oracle_gradients(oracle, question, whole=True)) is None:
         return ""
-    if expected.free is not None and bool(expected.free.any()):
-        return ""
-    got, want = (
-        output_gradients(output, side.leaves())
-        for output, side in zip((reply.answer.output, expected.output), sides, strict=True)
-    )
+    got = _gradients(session, question, {}, subject)
     if isinstance(got, str):  # PyTorch's words for a backward pass that returns tensors of another shape
         return f"the backward pass fails: {got}" if "returned an invalid gradient" in got else ""
     if isinstance(want, str):  # a reference may have none under this option
         return ""
-    error = max(map(relative_difference, got, want))
+    error = largest_difference(got, want)
     if error < _gradient_tolerance(session):
         return ""
     return f"one {describe_difference(error)}, though the output is right"
 
 
+def largest_difference(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
+    """Return the largest relative difference between gradients of the same name."""
+    return max(relative_difference(gradient, want[name]) for name, gradient in got.items())
+
+
 def output_gradients(
-    output: Tensor, tensors: list[Tensor], *, transposed: bool = False
-) -> list[Tensor] | str:
-    """Return the gradients of a fixed linear function of the output by each tensor; zeros where none flows.
+    output: Tensor, leaves: dict[str, Tensor], *, transposed: bool = False
+) -> dict[str, Tensor] | str:
+    """Return the gradients of a fixed linear function of the output by each leaf; zeros where none flows.
 
     `transposed` gives the output a gradient that is not contiguous, with the same numbers. Text instead of
     gradients says why there are none.
@@ -281,13 +261,13 @@ def output_gradients(
     if transposed:
         output, direction = output.transpose(1, 2), direction.transpose(1, 2).contiguous()
     try:
-        gradients = leaf_gradients((output * direction).sum(), tensors)
+        gradients = leaf_gradients((output * direction).sum(), list(leaves.values()))
     except Exception as error:  # what the author's backward pass raises can be of any kind
         return (str(error).splitlines() or [type(error).__name__])[0][:160]
-    return [
-        torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
-        for g, x in zip(gradients, tensors, strict=True)
-    ]
+    return {
+        name: torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
+        for g, (name, x) in zip(gradients, leaves.items(), strict=True)
+    }
 
 
 _NO_DERIVATIVE = re.compile(
@@ -297,30 +277,26 @@ _NO_DERIVATIVE = re.compile(
 )
 
 
-class BackwardPass(NamedTuple):
-    """What one run of forward and backward showed, as text: "" where nothing is amiss."""
+def run_backward(session: CheckSession, question: Question) -> tuple[str, str]:
+    """Run the code on inputs that require gradients, then its backward pass.
 
-    missing: str = ""  # why the code has no backward pass, and need not have one
-    failure: str = ""  # the error that its backward pass raises
-
-
-def run_backward(session: CheckSession, question: Question) -> BackwardPass:
-    """Run the code on inputs that require gradients, then its backward pass."""
+    Returns why it has no backward pass, and need not have one; and the error that its backward pass raises.
+    Either is "" where nothing is amiss.
+    """
     tracked = question.tracked(session.dtype)
     reply = session.subject.run(tracked)
     if reply.answer is None:  # it ran on inputs without gradients
-        return BackwardPass(f"inputs that require gradients raise {reply.error_line}")
+        return f"inputs that require gradients raise {reply.error_line}", ""
     output = reply.answer.output
     if not output.requires_grad:
-        return BackwardPass(_why_untracked(session, question))
+        return _why_untracked(session, question), ""
     try:
         leaf_gradients(output.sum(), [tracked.q])
     except Exception as error:  # what the author's backward pass raises can be of any kind
         line = Reply(None, error).error_line
-        if isinstance(error, NotImplementedError) or _NO_DERIVATIVE.search(line):
-            return BackwardPass(line)
-        return BackwardPass(failure=line)
-    return BackwardPass()
+        is_missing = isinstance(error, NotImplementedError) or _NO_DERIVATIVE.search(line)
+        return (line, "") if is_missing else ("", line)
+    return "", ""
 
 
 def leaf_gradients(total: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:

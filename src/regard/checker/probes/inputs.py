@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +20,13 @@ from torch import Tensor, nn
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.oracle.oracle import (
     TOLERANCE,
-    Intent,
     describe_difference,
     relative_difference,
     relative_error,
 )
-from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
-from regard.checker.subject.call_tensors import SEQUENCES, copy_module, in_dtype, make_values
+from regard.checker.subject.call_tensors import SEQUENCES, copy_module
 from regard.checker.subject.continuation import has_cache
 from regard.checker.subject.inside import InsideWiring
 from regard.checker.subject.reply import CallHook, Reply
@@ -49,7 +47,14 @@ def probe_state(session: CheckSession) -> bool:
         return False
     if session.options.get("cached") is not None or (subject.module is None and subject.device != "cpu"):
         return False
-    questions = list(_questions(session))
+    # A length that it refuses is refused in every order, which is no difference.
+    cases = replace(session.cases, fixed_length=None)
+    flag = True if "causal" in subject.arguments and session.options.get("causal") is not False else None
+    questions = [
+        replace(plain, flag=flag or plain.flag)
+        for B, T, seed in ((2, 7, 0), (3, 4, 97), (2, 11, 98), (2, 7, 99))
+        for plain in [cases.plain("calls", B=B, T=T, seed=seed)]
+    ]
     alone = [_run(session, question, _fresh_module(session)) for question in questions]
     again = _run(session, questions[0], _fresh_module(session))
     if _difference(again, alone[0]):
@@ -71,20 +76,10 @@ def probe_state(session: CheckSession) -> bool:
     return False
 
 
-def _questions(session: CheckSession) -> Iterator[Question]:
-    """Yield questions of several lengths and batch sizes, and at last one of the first one's shape."""
-    # A length that it refuses is refused in every order, which is no difference.
-    cases = replace(session.cases, fixed_length=None)
-    flag = "causal" in session.subject.arguments and session.options.get("causal") is not False
-    for B, T, seed in ((2, 7, 0), (3, 4, 97), (2, 11, 98), (2, 7, 99)):
-        question = cases.plain("calls", B=B, T=T, seed=seed)
-        yield replace(question, flag=True) if flag else question
-
-
 def _fresh_module(session: CheckSession) -> nn.Module | None:
     """Return a copy of the module on which nothing was called yet; bring a function back to that."""
     if session.module is not None:
-        return in_dtype(copy_module(session.module), session.dtype).eval()
+        return session.fresh_module()
     if session.subject.state is not None:
         session.subject.state.restore()
     return None
@@ -139,29 +134,22 @@ def probe_inputs(session: CheckSession) -> None:
 def _check_keys_and_values(session: CheckSession) -> None:
     """Check that the output is an average of the values: linear in them, and not in the keys."""
     question = session.cases.plain("inputs", seed=45).to(session.dtype)
-    by_value, by_key = _is_affine(session, question, "v"), _is_affine(session, question, "k")
-    if by_value is None or by_key is None:
-        return
-    if by_key and not by_value:
-        session.find("key-value-swapped", "inputs")
-    elif by_value:
+    is_affine: dict[str, bool] = {}
+    for name, first in (("v", question.v), ("k", question.k)):
+        draw = torch.Generator().manual_seed(46)
+        second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
+        inputs: list[dict[str, Any]] = [{name: x} for x in (first, second, (first + second) / 2)]
+        answers = [session.subject.run(replace(question, **changed)).answer for changed in inputs]
+        outputs = [answer.output.detach() for answer in answers if answer is not None]
+        if len(outputs) < 3 or not all(bool(output.isfinite().all()) for output in outputs):
+            return
+        mean = (outputs[0] + outputs[1]) / 2
+        atol = 1e-6 * float(mean.abs().max())
+        is_affine[name] = torch.allclose(outputs[2], mean, rtol=1e-5, atol=atol)
+    if is_affine["v"]:
         session.add_pass("inputs", "the output is an average of the values")
-
-
-def _is_affine(session: CheckSession, question: Question, name: str) -> bool | None:
-    """Return whether the output is affine in one input; None if the code failed."""
-    first: Tensor = getattr(question, name)
-    draw = torch.Generator().manual_seed(46)
-    second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
-    outputs = []
-    for x in (first, second, (first + second) / 2):
-        changed = replace(question, v=x) if name == "v" else replace(question, k=x)
-        reply = session.subject.run(changed)
-        if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
-            return None
-        outputs.append(reply.answer.output.detach())
-    mean = (outputs[0] + outputs[1]) / 2
-    return torch.allclose(outputs[2], mean, rtol=1e-5, atol=1e-6 * float(mean.abs().max()))
+    elif is_affine["k"]:
+        session.find("key-value-swapped", "inputs")
 
 
 def _check_context(session: CheckSession) -> None:
@@ -169,16 +157,11 @@ def _check_context(session: CheckSession) -> None:
     name, intent = session.subject.arguments["context"], session.right_intent
     question = session.cases.plain("context", T=6, seed=47).to(session.dtype)
     x, context = question.q, session.cases.plain("context", T=6, seed=48).to(session.dtype).q
-    module = session.subject.module_as(session.dtype)
-    assert module is not None
-    try:
-        with torch.no_grad():
-            result = module(x, **{**make_values(session.subject.extra, question), name: context})
-    except Exception:  # it does not take such a context
-        result = None
-    output = result[0] if isinstance(result, tuple | list) else result
+    positional = [*session.subject.positional, name]
+    both = session.subject.replaced(inputs="context", positional=positional, by_name=True)
+    answer = both.run(replace(question, k=context, v=context)).answer
     how = f"with `{name}` the output could not be compared: pass a function of both"
-    if intent is None or not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
+    if intent is None or answer is None:
         session.add_untried("cross-attention", how)
         return
     # (B, S, C) from which keys and values may rightly come, in words
@@ -189,7 +172,7 @@ def _check_context(session: CheckSession) -> None:
 
     def error(q: Tensor, k: Tensor, v: Tensor) -> float:
         asked = replace(question, q=q, k=k, v=v)
-        return min(replace(intent, causal=c).error(asked, Answer(output)) for c in {False, intent.causal})
+        return min(replace(intent, causal=c).error(asked, answer) for c in {False, intent.causal})
 
     for words, keys in texts.items():
         if error(x, keys, keys) < TOLERANCE:
@@ -203,10 +186,7 @@ def _check_context(session: CheckSession) -> None:
     if session.compared is not session.subject:
         session.add_untried("cross-attention", how)
         return
-    session.undecided = (
-        f"with `{name}` it equals neither attention to `{name}` nor to both sequences: pass a function "
-        "of both, or your own slow version as oracle="
-    )
+    session.leave_open("other-context", argument=name)
 
 
 _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
@@ -219,24 +199,20 @@ def probe_positions(session: CheckSession) -> None:
     intent = session.right_intent
     if intent is None:
         return
-    if intent.wiring.bias is not None:
-        _check_slopes(session, intent)
-    # Observed queries and keys have their positions already.
-    elif intent.wiring.rotate is None and not isinstance(intent.wiring, InsideWiring):
-        _check_effect(session)
-
-
-def _check_slopes(session: CheckSession, intent: Intent) -> None:
-    """Compare slopes that the module holds, unless they are learned, with those of ALiBi."""
+    if (bias := intent.wiring.bias) is None:
+        # Observed queries and keys have their positions already.
+        if intent.wiring.rotate is None and not isinstance(intent.wiring, InsideWiring):
+            _check_effect(session)
+        return
+    # Slopes that the module holds, unless they are learned.
     assert session.module is not None
-    assert intent.wiring.bias is not None
     learned = [path for path, _ in session.module.named_parameters()]
     if any(f"`{path}`" in feature for path in learned for feature in intent.features):
         return
     if not re.search("alibi|slope", " ".join([session.source, *intent.features]), re.I):
         return  # a bias by distance that does not claim to be ALiBi
     H = intent.wiring.heads
-    slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
+    slopes = -bias(H, 2, 2)[:, 1, 0].double()
     usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
     # Where H is no power of two, ALiBi takes some slopes of the next one; much code does without that.
     geometric = 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
@@ -262,19 +238,19 @@ def _check_effect(session: CheckSession) -> None:
         for path, tensor in spoiled.named_buffers():
             if _TABLE.search(path.rpartition(".")[2]) and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.mul_(1.1)
-    with CallHook(_spoil_cosines):
+
+    def spoil(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make every cosine a tenth too large."""
+        result = func(*args, **kwargs)
+        # Llama makes its `freqs_cis` by torch.polar.
+        if name in ("cos", "polar") and isinstance(result, Tensor):
+            return torch.complex(1.1 * result.real, result.imag) if result.is_complex() else 1.1 * result
+        return result
+
+    with CallHook(spoil):
         changed = session.subject.run(question, module=spoiled).answer
     if plain is None or changed is None:
         return
     distance = relative_difference(changed.output, plain.output) / (100 * TOLERANCE)
     if distance > 1:
         session.find("positions-cancel", "positions", distance=distance)
-
-
-def _spoil_cosines(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Make every cosine a tenth too large."""
-    result = func(*args, **kwargs)
-    # Llama makes its `freqs_cis` by torch.polar.
-    if name in ("cos", "polar") and isinstance(result, Tensor):
-        return torch.complex(1.1 * result.real, result.imag) if result.is_complex() else 1.1 * result
-    return result

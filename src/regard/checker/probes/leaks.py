@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.checker.interpretation.cases import described_causality
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import change_part, name_visibility
-from regard.checker.probes.gradients import BackwardPass, run_backward
+from regard.checker.probes.gradients import run_backward
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
@@ -29,10 +29,7 @@ def probe_causality(session: CheckSession) -> None:
     described = None if stated else described_causality(subject)
     if described is not None and session.right_intent is not None and understanding.causal != described:
         says, shows = ("causal", "not causal") if described else ("not causal", "causal")
-        session.undecided = (
-            f"its docstring says {says}, and its output is right as attention that is {shows}: say which is "
-            "meant with causal=True or False, or --causal or --no-causal"
-        )
+        session.leave_open("docstring-of-another-causality", says=says, shows=shows)
         return
     flagged = "causal" in subject.arguments and session.options.get("causal") is None
     expected = flagged or session.options.get("causal") or session.understanding.causal
@@ -81,7 +78,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
         return None
     output = reply.answer.output
     # A backward pass that fails is for the probe of gradients to report.
-    differentiable = output.requires_grad and run_backward(session, question) == BackwardPass()
+    differentiable = output.requires_grad and not any(run_backward(session, question))
     for row in range(T - 1):
         # Change all later tokens: no row up to this one may change.
         later = partial(change_part, axis=-2, part=slice(row + 1, None))
@@ -174,11 +171,7 @@ def probe_batch(session: CheckSession) -> None:
     is_sequence = session.subject.layout in ("BTC", "TBC") and session.module is not None
     if is_sequence and (shape := _contradicting_shape(session.subject)):
         axis = "second" if session.subject.layout == "BTC" else "first"
-        session.undecided = (
-            f"its docstring says {shape}, and it attends along its {axis} axis, as if that were the tokens: "
-            "mend the one that is wrong"
-        )
-        session.add_skip("output", "the axis of its tokens is not known")
+        session.leave_open("docstring-of-another-shape", shape=shape, axis=axis)
         return
     if session.subject.layout in ("TD", "TC"):
         session.add_skip("batch", "it takes one sequence at a time")
@@ -195,8 +188,8 @@ def probe_batch(session: CheckSession) -> None:
         record("batch", f"a batch of 3 raised {together.error_line}")
         return
     worst = 0.0
-    for item in range(3):
-        alone = session.subject.run(question.map_inputs(partial(torch.narrow, dim=0, start=item, length=1)))
+    for item, sequence in enumerate(question.items()):
+        alone = session.subject.run(sequence)
         if alone.answer is None:
             session.add_failure("batch", f"one item alone raised {alone.error_line}")
             return
@@ -209,11 +202,7 @@ def probe_batch(session: CheckSession) -> None:
     if worst < 1e-4:
         session.add_pass("batch", "items do not depend on each other")
     elif has_another_batch_axis(session.subject, session.cases.width, session.dtype):
-        session.undecided = (
-            "items along its second or third axis are independent, and along its first they are not: say "
-            "which axis is the batch with a function of (B, T, C) that reorders them"
-        )
-        session.add_skip("output", "the first axis of its inputs is not the batch")
+        session.leave_open("another-batch-axis")
     else:
         change = "becomes NaN" if worst == float("inf") else f"changes by {worst:.2g}"
         session.mixed = f"The output of one sequence {change} when others join its batch."

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases, max_length, plain_tensors
+from regard.checker.interpretation.cases import max_length, plain_tensors
 from regard.checker.oracle.oracle import TOLERANCE, describe_difference, relative_error
-from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.construct import build
-from regard.checker.subject.subject import Subject
 
 
 def probe_module_state(session: CheckSession) -> None:
@@ -41,7 +39,20 @@ def _check_unused(session: CheckSession) -> None:
     if session.module is None or "context" in session.subject.arguments:
         return
     question = session.cases.plain("parameters are used", seed=73).to(session.dtype)
-    unused = unused_parameters(session.subject, question)
+    before, runnable = session.subject.run(question).answer, session.subject.runnable(session.dtype)
+    if before is None or runnable is None:
+        return
+    module, unused = copy_module(runnable), []
+    for path, parameter in module.named_parameters():
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            # A factor alone would leave a bias of zeros as it is.
+            parameter.mul_(-0.7).add_(0.3)
+        after = session.subject.run(question, module=module).answer
+        with torch.no_grad():
+            parameter.copy_(kept)
+        if after is not None and torch.equal(before.output.nan_to_num(), after.output.nan_to_num()):
+            unused.append(path)
     parameters = [path for path, _ in session.module.named_parameters()]
     for path in unused:
         used = [other for other in parameters if other not in unused]
@@ -60,12 +71,13 @@ def _mistake_of_unused(path: str, used: list[str]) -> str | None:
     if path.endswith("bias"):
         return None
     if re.search(r"(^|[._])sinks?($|[._])", path):
-        return "sink-dropped" if "sink-dropped" in CATALOGUE else None
+        return "sink-dropped"
     if (norm := re.search(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)\b", path)) is not None:
         letter = {"q": "k", "k": "q", "query": "key", "key": "query"}[norm.group(2)]
         partner = path.replace(norm.group(2) + "_", letter + "_", 1)
         return "one-side-normalised" if partner in used else None
-    if re.search(r"\.\d+\.", path) and any(_without_digits(other) == _without_digits(path) for other in used):
+    # The same parameter of another of several heads.
+    if re.search(r"\.\d+\.", path) and re.sub(r"\d+", "*", path) in {re.sub(r"\d+", "*", p) for p in used}:
         return "one-head-for-all"
     if any(twin in used for twin in _twins(path)):  # another role's layer was used in its place
         return "one-projection"
@@ -74,10 +86,6 @@ def _mistake_of_unused(path: str, used: list[str]) -> str | None:
     if role in ("query", "key", "value") and role not in roles and roles & {"query", "key", "value"}:
         return "one-projection"
     return "output-projection-skipped" if role == "out" and "out" not in roles else None
-
-
-def _without_digits(path: str) -> str:
-    return re.sub(r"\d+", "*", path)
 
 
 def _twins(path: str) -> list[str]:
@@ -167,9 +175,7 @@ def _check_lengths(session: CheckSession) -> None:
     if limit is None or limit > 512 or session.subject.inputs == "context":
         return
     # The questions of the session never exceed the maximum; these must.
-    cases = Cases(
-        session.subject, session.cases.width, session.cases.context_width, None, session.cases.always
-    )
+    cases = replace(session.cases, max_length=None, fixed_length=None)
     for T, name in ((limit, "longest sequence"), (limit + 1, "longer than the maximum")):
         question = cases.plain(name, B=1, T=T, seed=72)
         reply = session.subject.run(question.to(session.dtype))
@@ -185,20 +191,13 @@ def _check_lengths(session: CheckSession) -> None:
         elif limit == T:
             session.add_failure(name, f"{T} tokens raised {reply.error_line}")
         # A RuntimeError about shapes is PyTorch's, whatever words it has.
-        elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _mentions_length(
-            reply.error, limit
+        elif isinstance(reply.error, ValueError | AssertionError | IndexError) and re.search(
+            f"length|token|long|max|block|context|seq|{limit}", str(reply.error).lower()
         ):
             session.add_pass(name, "refused with a clear message")
         else:
             words: dict[str, Any] = {"T": T, "error_line": reply.error_line, "start": reply.error_line[:140]}
             session.find("obscure-length-error", name, **words)
-
-
-def _mentions_length(error: Exception, limit: int) -> bool:
-    text = str(error).lower()
-    return any(
-        word in text for word in ("length", "token", "long", "max", "block", "context", "seq", str(limit))
-    )
 
 
 def _check_other_length(session: CheckSession) -> None:
@@ -225,23 +224,3 @@ def _check_other_length(session: CheckSession) -> None:
         session.find("persistent-mask", "weights load at another length", distance=math.inf, **words)
     else:
         session.add_pass("weights load at another length")
-
-
-def unused_parameters(subject: Subject, question: Question) -> list[str]:
-    """Return the paths of the parameters that can be changed without changing the output of a question."""
-    before, runnable = subject.run(question).answer, subject.runnable(question.dtype)
-    if before is None or runnable is None:
-        return []
-    module = copy_module(runnable)
-    unused = []
-    for path, parameter in module.named_parameters():
-        kept = parameter.detach().clone()
-        with torch.no_grad():
-            # A factor alone would leave a bias of zeros as it is.
-            parameter.mul_(-0.7).add_(0.3)
-        after = subject.run(question, module=module).answer
-        with torch.no_grad():
-            parameter.copy_(kept)
-        if after is not None and torch.equal(before.output.nan_to_num(), after.output.nan_to_num()):
-            unused.append(path)
-    return unused

@@ -1,24 +1,223 @@
-"""What no other probe asks of a call's options: a scale, masks (B, T, S), and every two options at once."""
+"""What the options of a call do: masks, numbers added to the scores, a scale, and every two at once.
+
+Of masks the edge cases are asked: rows without a key, extreme scores, NaN in hidden keys, T ≠ S. An answer is
+right, and its gradients with it, or wrong, and the mistake that gives its numbers is named.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from regard.checker.diagnose import diagnose
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
+    Observation,
     describe_agreement,
+    describe_difference,
+    relative_error,
 )
-from regard.checker.probes.answers import ask, record_wrong
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.variant import CORRECT
+from regard.checker.probes.gradients import NO_GRADIENT, bias_gradient_failure, gradient_failure
+from regard.checker.probes.numbers import check_extreme, extreme_size
+from regard.checker.probes.wrong_output import describe_failure
 from regard.checker.session import CheckSession, ComparedAnswer
 from regard.checker.subject.call_tensors import SEQUENCES, parameters_of
 from regard.checker.subject.source import prose_of
+from regard.checker.subject.subject import Subject
+
+
+def ask(
+    session: CheckSession,
+    question: Question,
+    intent: Intent,
+    subject: Subject | None = None,
+    *,
+    passed: str = "",
+    refused: str = "",
+) -> ComparedAnswer:
+    """Ask the code, or `subject`, a question; record that its answer and gradients are right, if they are.
+
+    `passed` is the detail of the pass; `refused` begins that of a skip if there is no answer.
+    """
+    asked = session.compare(question, intent, subject)
+    if asked.answer is None and refused:
+        session.add_skip(question.name, f"{refused} {asked.error_line}")
+    if asked.agrees:
+        session.add_pass(question.name, passed)
+        if failure := gradient_failure(session, subject or session.compared, question, intent):
+            session.add_failure(f"gradients, {question.name}", failure)
+    return asked
+
+
+def record_wrong(
+    session: CheckSession,
+    asked: ComparedAnswer,
+    intent: Intent,
+    given: str,
+    only: str = "",
+    warning: str = "",
+) -> bool:
+    """Record a wrong answer with the mistake that gives it, or else with its first wrong number.
+
+    `given` says what was asked. If it is not the mistake `only`, nothing is recorded; `warning` only warns
+    here. Returns whether something was recorded.
+    """
+    question, answer = asked.question, asked.answer
+    if answer is None:
+        return False
+    matches = diagnose([Observation(question, answer)], [intent], session.source)
+    if only and not any(match.names == (only,) for match in matches):
+        return False
+    name = matches[0].names[0] if matches else ""
+    status = "warning" if name and name == warning else "failed"
+    session.add_check(question.name, status, f"{given}, the output {describe_difference(asked.error)}", name)
+    for match in matches[:1]:
+        session.add_match(replace(match, detail=given), asked.distance, warning=name == warning)
+    if not matches and not session.example:
+        session.example = describe_failure(question, answer.output, intent.answer(question).output)
+    return True
+
+
+def probe_masks(session: CheckSession) -> None:
+    """Check the edge cases of masks. Most failures are warnings, since PyTorch's attention does the same."""
+    intent = session.right_intent
+    unknown = any(check.name == "mask" and check.status in ("skipped", "untried") for check in session.checks)
+    if intent is None or unknown:  # without the convention of its masks there is nothing to say
+        return
+    if "mask" in session.subject.arguments or "padding" in session.subject.arguments:
+        _empty_rows(session, intent)
+        _extreme_scores(session, intent)
+        if session.subject.mask_form.kind != "lowest":  # Transformers' padding holds tokens, never NaN
+            _nan_in_padding(session)
+    if "mask" in session.subject.arguments or "bias" in session.subject.arguments:
+        _bias(session, intent)
+    if (
+        "causal" in session.subject.arguments
+        and session.module is None
+        and session.options.get("causal") is not False
+    ):
+        _alignment(session, intent)
+
+
+def _empty_rows(session: CheckSession, intent: Intent) -> None:
+    """Check that a row without a visible key neither gives NaN nor changes other rows."""
+    if "mask" not in session.subject.arguments or session.compared.mask_form.rank == 1:
+        return  # a mask (B, S) of tokens leaves every query one
+    question = session.with_explicit_mask(session.cases.masked("empty rows", seed=50))
+    assert question.mask is not None
+    mask = question.mask.clone()
+    mask[1] = False
+    question = replace(question, mask=mask)
+    asked, expected = session.compare(question, intent), intent.answer(question)
+    if asked.answer is None:
+        session.add_skip("empty rows", f"a query without a visible key raised {asked.error_line}")
+        return
+    assert expected.free is not None
+    rows = asked.answer.output[expected.free.expand_as(asked.answer.output)]
+    if not asked.agrees:
+        detail = f"with a row without a visible key, another {describe_difference(asked.error)}"
+        session.add_failure("empty rows", detail)
+    elif bool(rows.isnan().any()):
+        session.find("empty-row-nan", "empty rows", distance=math.inf)
+    else:
+        # With a finite number for −inf, the scores of a row without a visible key are equal.
+        uniform = replace(CORRECT, fill=-1e9).answer(intent.apply(question), intent.wiring).output
+        same = relative_error(asked.answer, Answer(uniform)) < TOLERANCE
+        session.add_pass("empty rows", "the mean over hidden keys" if same else "no NaN")
+
+
+def _extreme_scores(session: CheckSession, intent: Intent) -> None:
+    """Check that hidden keys stay hidden where scores are in the hundreds: every query sees one key only."""
+    arguments, form = session.subject.arguments, session.subject.mask_form
+    plain = session.cases.plain("mask, extreme scores", seed=54, size=extreme_size(session))
+    plain = session.with_explicit_mask(plain)
+    B, T, S = plain.q.shape[0], plain.q.shape[-2], plain.k.shape[-2]
+    visible = torch.arange(S) == 0
+    questions = []
+    if "mask" in arguments and form.rank != 1:
+        questions.append(replace(plain, mask=visible.repeat(T, 1)))
+    if "padding" in arguments or form.rank == 1:
+        questions.append(replace(plain, padding=visible.repeat(B, 1), name="padding, extreme scores"))
+    for question in questions:
+        if check_extreme(session, question, intent) is None:
+            session.add_pass(question.name)
+
+
+def _nan_in_padding(session: CheckSession) -> None:
+    """Check that NaN in hidden keys and values does not reach the output."""
+    subject = session.subject
+    question = session.with_explicit_mask(session.cases.padded("NaN in padding", seed=51))
+    if question.padding is None or subject.layout in ("TD", "TC"):
+        return
+    padded = question.padded_keys
+    assert padded is not None
+    spoiled = question.map_keys(lambda x: x.masked_fill(padded, torch.nan))
+    clean, reply = (session.compared.run(q.to(session.dtype)) for q in (question, spoiled))
+    if clean.answer is None or reply.answer is None:
+        return
+    rows, clean_rows = (x.output for x in (reply.answer, clean.answer))
+    if question.is_self_attention:  # only the rows of tokens count
+        rows, clean_rows = (x.masked_fill(padded, 0.0) for x in (rows, clean_rows))
+    if bool(rows.isfinite().all()):
+        session.add_pass("NaN in padding", "it reaches no token")
+    elif bool(clean_rows.isfinite().all()):
+        session.find("nan-in-padding", "NaN in padding", distance=math.inf)
+
+
+def _bias(session: CheckSession, intent: Intent) -> None:
+    """Check that finite numbers in a mask, if the code takes them, are added after the scale."""
+    question = session.with_explicit_mask(session.cases.biased(seed=52))
+    if session.subject.mask_form.rank == 4 and question.bias is not None and session.module is not None:
+        B, T, S = question.q.shape[0], *question.bias.shape
+        question = replace(question, bias=question.bias.expand(B, 1, T, S))
+    asked = ask(session, question, intent, passed="added after the scale")
+    if asked.agrees:
+        names = session.subject.arguments
+        name = names.get("bias", names.get("mask", ""))
+        failure = bias_gradient_failure(session, question, intent)
+        if failure == NO_GRADIENT and "bias" not in names:  # few masks are trained, and biases are
+            session.add_untried(f"gradient of {name}", failure)
+        elif failure:
+            session.add_failure(f"gradient of {name}", failure)
+        return
+    if asked.answer is None or record_wrong(session, asked, intent, "given numbers", "mask-scaled-too"):
+        return
+    detail = f"with finite numbers in it, the output {describe_difference(asked.error)}"
+    if "bias" in session.subject.arguments:  # which says that it is added
+        session.add_failure("float mask", detail)
+        return
+    visible = session.cases.masked(seed=52).mask
+    assert question.bias is not None
+    assert visible is not None
+    bias = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
+    # Right as a mask that is added, and not as one of 1 and 0.
+    if session.compare(replace(question, bias=bias.expand(question.bias.shape)), intent).agrees:
+        how = f"0 and −inf in a float mask are taken as added, and {detail}: say if it should add them"
+        session.add_untried("float mask", how)
+    else:
+        session.add_skip("float mask", f"{detail}: they are not simply added to the scores")
+
+
+def _alignment(session: CheckSession, intent: Intent) -> None:
+    """Check a causal mask with more keys than queries, as a cache needs it.
+
+    The top-left alignment is only a warning, since a function cannot know whether there is a cache.
+    """
+    question = replace(session.cases.plain("causal, T < S", T=3, S=7, seed=53), flag=True)
+    passed = "queries align with the end of the keys, as a cache needs"
+    asked = ask(session, question, intent, passed=passed, refused=f"{question.shapes()} raised")
+    if not asked.agrees:
+        record_wrong(session, asked, intent, "with 3 queries and 7 keys", warning="top-left-causal")
+
 
 _SCALE = 0.7  # unlike 1/√D of every width
 
@@ -173,7 +372,7 @@ def _agrees(
         without = replace(question, **{field: getattr(plain, field) for field in options[dropped].fields})
         same = intents[kept == "scale"].error(without, answer)
         if same < TOLERANCE:
-            _record_dropped(session, asked, options[kept], options[dropped], same)
+            _record_dropped(session, asked, options[kept].argument, options[dropped].argument, same)
             return False
     if not {first, second} & {"causal", "mask", "padding", "window"}:
         order = "both have an effect, and in which order they are applied is a convention"
@@ -185,23 +384,21 @@ def _agrees(
 
 
 def _record_dropped(
-    session: CheckSession, asked: ComparedAnswer, kept: CallOption, dropped: CallOption, same: float
+    session: CheckSession, asked: ComparedAnswer, kept: str, dropped: str, same: float
 ) -> None:
     """Record an option that another one switches off, as a mistake unless the author's text says so."""
-    if _says(session, _PRECEDENCE, kept.argument, dropped.argument):
-        session.notes.append(
-            f"{dropped.argument} is ignored where {kept.argument} is given, as its text says"
-        )
+    if _says(session, _PRECEDENCE, kept, dropped):
+        session.notes.append(f"{dropped} is ignored where {kept} is given, as its text says")
         return
-    session.add_mistake(
+    name, detail, agreement = (
         asked.question.name,
-        f"`{kept.argument}` switches `{dropped.argument}` off",
-        "option-dropped",
-        f"Given `{kept.argument}` and `{dropped.argument}`, your output equals attention with "
-        f"`{kept.argument}` alone, {describe_agreement(same)}.",
-        same,
-        distance=asked.distance,
+        f"`{kept}` switches `{dropped}` off",
+        describe_agreement(same),
     )
+    evidence = (
+        f"Given `{kept}` and `{dropped}`, your output equals attention with `{kept}` alone, {agreement}."
+    )
+    session.add_mistake(name, detail, "option-dropped", evidence, same, distance=asked.distance)
 
 
 # An argument may be there for the sake of a common signature, and say so.

@@ -17,14 +17,15 @@ from regard.checker.diagnose import diagnose
 from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error, window_conventions
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.probes.behaviour import name_by_behaviour, visible_tokens
+from regard.checker.probes.behaviour import dependence, name_by_behaviour
 from regard.checker.probes.questions import output_questions
-from regard.checker.probes.wrong_output import COMPARE, WrongOutput, smallest_failure
+from regard.checker.probes.wrong_output import WrongOutput, smallest_failure
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.call_tensors import MaskForm
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.source import attention_parts, model_sentence
+from regard.checker.subject.subject import Subject
 
 
 def observe_answers(session: CheckSession) -> list[Observation]:
@@ -61,23 +62,28 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
     masked: list[Observation] = []
     subject, cases = session.compared, session.cases
     if "mask" in subject.arguments:
+        name, forms = subject.arguments["mask"], _mask_forms(session)
         question = session.with_explicit_mask(cases.masked(seed=11))
-        forms = _mask_forms(session)
-        replies = [(form, subject.replaced(mask_form=form).run(question.to(session.dtype))) for form in forms]
-        ran = [(form, Observation(question, reply.answer)) for form, reply in replies if reply.answer]
-        if not ran and (observation := _observe_token_mask(session)) is not None:
-            return [observation]
-        if not ran:
-            session.add_untried(
-                "mask",
-                f"`{subject.arguments['mask']}` takes no usual form of a mask: pass a function that makes it "
-                f"of a boolean (T, S), which raised {replies[0][1].error_line}",
+        ran = _observe_forms(subject, question, forms, session.dtype)
+        if not ran:  # it may be a mask (B, S) of tokens
+            stated, tokens = (
+                session.options.get("true_means"),
+                session.with_explicit_mask(cases.padded(seed=12)),
             )
+            token_forms = [MaskForm(kind, 1) for kind in ([stated] if stated else ["look", "zero-one"])]
+            if ran := _observe_forms(session.subject, tokens, token_forms, session.dtype):
+                form, best = min(ran, key=lambda pair: session.error(pair[1]))
+                session.subject.mask_form = form
+                session.understanding.assumptions.append(f"{name}: {form}")
+                return [best]
+            error_line = subject.replaced(mask_form=forms[0]).run(question.to(session.dtype)).error_line
+            how = f"`{name}` takes no usual form of a mask: pass a function that makes it of a boolean (T, S)"
+            session.add_untried("mask", f"{how}, which raised {error_line}")
             return masked
         form, best = _best_form(session, ran, observations)
         # A module and the attention observed inside it are two subjects with one convention.
         subject.mask_form = session.subject.mask_form = form
-        session.understanding.assumptions.append(f"{subject.arguments['mask']}: {form}")
+        session.understanding.assumptions.append(f"{name}: {form}")
         masked.append(best)
         longer = session.with_explicit_mask(cases.masked("mask, longer sequence", seed=13, T=40))
         if cases.fixed_length is None and (found := subject.run(longer.to(session.dtype)).answer) is not None:
@@ -119,17 +125,11 @@ def _choose_padding(session: CheckSession, question: Question, observations: lis
     # The one in which it is right, or else one in which a mistake explains all its answers.
     fitting = [m for m, answer in answers.items() if right is not None and session.error(answer) < TOLERANCE]
     for means in fitting or answers:
-        if fitting or _is_explained(session, [*observations, answers[means]]):
+        matches = [] if fitting else diagnose([*observations, answers[means]], session.likely_intents)
+        if fitting or any("inverted-mask" not in match.names for match in matches):
             subject.padding_means = session.subject.padding_means = means
             session.understanding.assumptions.append(f"{name}: {conventions[means]}")
             return
-
-
-def _is_explained(session: CheckSession, observations: list[Observation]) -> bool:
-    """Return whether a mistake other than an inverted mask reproduces all observations."""
-    right = session.understanding.right_intent
-    matches = diagnose(observations, session.understanding.intents if right is None else [right])
-    return any("inverted-mask" not in match.names for match in matches)
 
 
 def choose_mask_form(session: CheckSession, reference: Reference) -> None:
@@ -142,7 +142,7 @@ def choose_mask_form(session: CheckSession, reference: Reference) -> None:
     assert question.mask is not None
     for kind, rank in itertools.product(("look", "hide", "added", "zero-one"), _mask_ranks(theirs.layout)):
         form = own.mask_form = theirs.mask_form = MaskForm(kind, rank)
-        seen = visible_tokens(reference.session, question)
+        seen = dependence(reference.session, question)
         if seen is None or own.run(question.to(session.dtype)).answer is None:
             continue
         running.append(form)
@@ -155,22 +155,12 @@ def choose_mask_form(session: CheckSession, reference: Reference) -> None:
     theirs.mask_form = own.mask_form = running[0] if running else MaskForm()
 
 
-def _observe_token_mask(session: CheckSession) -> Observation | None:
-    """Run the subject with a mask (B, S) of tokens, in the convention in which it is right if any."""
-    subject, question = session.subject, session.with_explicit_mask(session.cases.padded(seed=12))
-    stated = session.options.get("true_means")
-    best: tuple[float, MaskForm, Observation] | None = None
-    for form in [MaskForm(kind, 1) for kind in ([stated] if stated else ["look", "zero-one"])]:
-        reply = subject.replaced(mask_form=form).run(question.to(session.dtype))
-        if reply.answer is not None:
-            observation = Observation(question, reply.answer)
-            error = session.error(observation)
-            best = (error, form, observation) if best is None or error < best[0] else best
-    if best is None:
-        return None
-    subject.mask_form = best[1]
-    session.understanding.assumptions.append(f"{subject.arguments['mask']}: {best[1]}")
-    return best[2]
+def _observe_forms(
+    subject: Subject, question: Question, forms: list[MaskForm], dtype: torch.dtype
+) -> list[tuple[MaskForm, Observation]]:
+    """Return the forms of a mask that the subject takes, with its answers."""
+    replies = [(form, subject.replaced(mask_form=form).run(question.to(dtype))) for form in forms]
+    return [(form, Observation(question, reply.answer)) for form, reply in replies if reply.answer]
 
 
 def _mask_forms(session: CheckSession) -> list[MaskForm]:
@@ -185,9 +175,8 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
     parts = [] if session.module is None else session.module.modules()
     if not settled and any(isinstance(part, nn.MultiheadAttention) for part in parts):
         kinds.insert(1, "hide")  # it may pass its mask on to PyTorch's layer, in which True hides
-    ranks = (
-        [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else _mask_ranks(subject.layout)
-    )
+    own = subject.mask_form.rank
+    ranks = [own] if settled and own != 2 else _mask_ranks(subject.layout)
     return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
 
 
@@ -207,9 +196,9 @@ def _best_form(
     want floats.
     """
     boolean = [(form, masked) for form, masked in ran if form.kind in ("look", "hide")]
-    applied = any(not _adds_mask(session, masked) for _, masked in boolean)
+    added = all(_adds_mask(session, masked) for _, masked in boolean)
     others = [(form, masked) for form, masked in ran if form.kind not in ("look", "hide")]
-    for form, masked in [*boolean, *(others if not applied else [])]:
+    for form, masked in [*boolean, *(others if added else [])]:
         if session.understanding.right_intent is not None:
             if session.error(masked) < TOLERANCE:
                 return form, masked
@@ -245,16 +234,10 @@ def _warn_if_added(session: CheckSession, form: MaskForm, ran: list[tuple[MaskFo
         return
     name = session.subject.arguments["mask"]
     converted = re.search(rf"\b{name}\.(float|int|long)\(", session.source)
-    detail = f"a boolean `{name}` is accepted and added as 0 and 1"
+    what = f"a boolean `{name}` is accepted and added as 0 and 1"
     if converted:
-        detail = f"`{converted.group()})` turns a boolean mask into 0 and 1, which are added"
-    evidence = (
-        f"Given a boolean `{name}`, it adds 1 where the mask is True and 0 elsewhere: it hides nothing."
-    )
-    session.add_mistake("boolean mask", detail, "mask-added-as-zero-one", evidence, warning=not converted)
-
-
-NO_PROJECTIONS = "queries, keys and values could not be found, neither by their names nor by what they do"
+        what = f"`{converted.group()})` turns a boolean mask into 0 and 1, which are added"
+    session.find("mask-added-as-zero-one", "boolean mask", warning=not converted, what=what, argument=name)
 
 
 def probe_output(session: CheckSession) -> None:
@@ -263,27 +246,30 @@ def probe_output(session: CheckSession) -> None:
         _compare_with_reference(session, session.reference)
         return
     if not session.understanding.intents:
-        evidence = against_softmax(session)
-        reason = f"this is not softmax attention: {evidence}" if evidence else NO_PROJECTIONS
-        session.undecided = f"{reason}; {COMPARE}"
-        session.add_skip("output", "there is nothing to compare it with")
+        reason = "queries, keys and values could not be found, neither by their names nor by what they do"
+        if evidence := against_softmax(session):
+            reason = f"this is not softmax attention: {evidence}"
+        session.leave_open("nothing-to-compare-with", reason=reason)
         return
-    if _is_undeclared_mod(session):
-        session.undecided = UNDECLARED_MOD
-        session.add_skip("output", "nothing says what this function should do")
+    kernel, understanding = session.subject.kernel_layout, session.understanding
+    declared = (
+        understanding.declared_causal is not None or {"window", "softcap"} & session.cases.always.keys()
+    )
+    # A mod of FlexAttention that nothing describes and no known rule equals.
+    if kernel is not None and kernel.kind == "mod" and not declared and understanding.right_intent is None:
+        session.leave_open("undeclared-mod")
         return
     parts = [] if session.module is None else attention_parts(session.module)
     if session.understanding.right_intent is None and len(parts) > 1:
-        session.undecided = model_sentence(parts)
-        session.add_skip("output", f"it holds {len(parts)} attentions")
+        reason = f"it holds {len(parts)} attentions"
+        session.leave_open("is-a-model", sentence=model_sentence(parts), reason=reason)
         return
     observations = observe_answers(session)
     wrong = wrong_answers(session, observations)
     if wrong and _find_window_convention(session, observations):
         wrong = {}
     if not wrong and session.understanding.right_intent is None:
-        session.undecided = f"no one form of attention gives all its outputs; {COMPARE}"
-        session.add_skip("output", "its outputs of different sizes do not go together")
+        session.leave_open("no-one-form")
         return
     if not wrong:
         if session.mixed:
@@ -291,7 +277,11 @@ def probe_output(session: CheckSession) -> None:
         _check_shared_projection(session)
         session.add_results(observations, wrong)
         session.right_questions = {o.question.name: o.question for o in reversed(observations)}
-        _warn_of_window(session)
+        right = understanding.right_intent
+        convention = None if right is None else right.convention
+        if convention is not None and convention.one_more:  # which may be meant
+            words = f"with a window of n, a query sees {convention.words}"
+            session.find("window-off-by-one", "window", warning=True, words=words)
         return
     WrongOutput(session, observations, wrong).diagnose()
 
@@ -301,19 +291,13 @@ def _compare_with_reference(session: CheckSession, reference: Reference) -> None
     if session.mixed:
         session.add_diagnosis("batch-items-mixed", session.mixed)
     if reference.mismatch:
-        session.undecided = (
-            f"its weights could not be matched with those of {reference.name}, since {reference.mismatch}: "
-            "give them the same names and shapes, or pass two modules whose weights you have made equal"
-        )
+        session.leave_open("weights-not-matched", reference=reference.name, mismatch=reference.mismatch)
         return
     choose_mask_form(session, reference)
     observations = observe_answers(session)
     wrong = wrong_answers(session, observations)
     if "output" in wrong and not reference.match.certain:
-        session.undecided = (
-            f"it differs from {reference.name} ({reference.match.note}), but the weights may belong together "
-            "in another way: give them the same names, or pass two modules whose weights you have made equal"
-        )
+        session.leave_open("weights-not-certain", reference=reference.name, how=reference.match.note)
         return
     session.add_results(observations, wrong)
     if failing := [o for o in observations if not session.error(o) < session.tolerance]:
@@ -344,32 +328,6 @@ def _find_window_convention(session: CheckSession, observations: list[Observatio
             return True
     understanding.right_intent = right
     return False
-
-
-def _warn_of_window(session: CheckSession) -> None:
-    """Warn of a window that is one key wider than usual, which may be meant."""
-    intent = session.understanding.right_intent
-    if intent is not None and intent.convention is not None and intent.convention.one_more:
-        words = f"with a window of n, a query sees {intent.convention.words}"
-        evidence = f"It is right if {words}. If n should count the query's own key, it is one key too wide."
-        session.add_mistake("window", words, "window-off-by-one", evidence, warning=True)
-
-
-UNDECLARED_MOD = (
-    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say "
-    "what it should be with causal=, window= or softcap="
-)
-
-
-def _is_undeclared_mod(session: CheckSession) -> bool:
-    """Return whether this is a mod of FlexAttention that nothing describes and no known rule equals."""
-    kernel, understanding = session.subject.kernel_layout, session.understanding
-    declared = understanding.declared_causal is not None or session.cases.always.keys() & {
-        "window",
-        "softcap",
-    }
-    is_mod = kernel is not None and kernel.kind == "mod"
-    return is_mod and not declared and understanding.right_intent is None
 
 
 def _check_shared_projection(session: CheckSession) -> None:

@@ -205,9 +205,22 @@ def lengths_convention(
         return ""
     name = kernel.names["lengths"]
     ragged = [_one_query(o.question) for o in observations if o.question.name in wrong]
+
+    def before_the_new(question: Question) -> Question:
+        queries, keys = question.all_lengths()
+        return replace(question, lengths=(queries, tuple(n - 1 for n in keys)))
+
+    def at_the_end(question: Question) -> Question:
+        lengths = question.all_lengths()[1]
+
+        def move(x: Tensor) -> Tensor:
+            return torch.stack([item.roll(x.shape[-2] - n, -2) for item, n in zip(x, lengths, strict=True)])
+
+        return replace(question, k=move(question.k), v=move(question.v))
+
     conventions = (
-        (_before_the_new, f"`{name}` counts the keys before the new one", f"subtracts this from `{name}`"),
-        (_at_the_end, "the keys of a text are the last ones of its cache", "moves them there"),
+        (before_the_new, f"`{name}` counts the keys before the new one", f"subtracts this from `{name}`"),
+        (at_the_end, "the keys of a text are the last ones of its cache", "moves them there"),
     )
     for convention, meaning, change in conventions:
         # The right answers are those of the questions as they were.
@@ -225,19 +238,3 @@ def _one_query(question: Question) -> Question:
     queries, keys = question.all_lengths()
     last = torch.stack([item[..., n - 1 : n, :] for item, n in zip(question.q, queries, strict=True)])
     return replace(question, q=last, lengths=((1,) * len(keys), keys))
-
-
-def _before_the_new(question: Question) -> Question:
-    """Return a question whose lengths leave out the key of the query's own token."""
-    queries, keys = question.all_lengths()
-    return replace(question, lengths=(queries, tuple(n - 1 for n in keys)))
-
-
-def _at_the_end(question: Question) -> Question:
-    """Return a question in whose cache the keys of every item are the last ones."""
-    lengths = question.all_lengths()[1]
-
-    def move(x: Tensor) -> Tensor:
-        return torch.stack([item.roll(x.shape[-2] - n, -2) for item, n in zip(x, lengths, strict=True)])
-
-    return replace(question, k=move(question.k), v=move(question.v))

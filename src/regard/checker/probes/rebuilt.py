@@ -22,8 +22,7 @@ from regard.checker.interpretation.understand import understand
 from regard.checker.probes.gradients import gradient_failure, probe_gradients
 from regard.checker.probes.leaks import probe_causality
 from regard.checker.probes.output import probe_output
-from regard.checker.probes.wrong_output import COMPARE
-from regard.checker.session import CheckSession
+from regard.checker.session import COMPARE, CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.call_tensors import SEQUENCES, arguments_of, parameters_of
@@ -177,10 +176,8 @@ def probe_switches(session: CheckSession) -> None:
     _try_switches(session)
     passed = {*subject.arguments.values(), *subject.extra, *subject.call, *subject.positional}
     call = subject.target if subject.module is None else subject.module.forward
-    arguments = [
-        name for name, p in arguments_of(call).items() if _is_switch(name, p) and p.default is not True
-    ]
-    names = [name for name in arguments if name not in passed]
+    arguments = [(name, p) for name, p in arguments_of(call).items() if name not in passed]
+    names = [name for name, p in arguments if _is_switch(name, p) and p.default is not True]
     if names:
         session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
     # Beam search calls it between two steps (Transformers' `_reorder_cache`), and no forward pass does.

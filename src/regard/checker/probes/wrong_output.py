@@ -19,7 +19,7 @@ from regard.checker.interpretation.understand import NEARLY_RIGHT, Understanding
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.probes.behaviour import visible_tokens, with_options
+from regard.checker.probes.behaviour import dependence, with_options
 from regard.checker.probes.questions import lengths_convention
 from regard.checker.reports.evidence import (
     against_softmax,
@@ -33,7 +33,6 @@ from regard.checker.subject.call_tensors import is_tensor
 from regard.checker.subject.source import prose_of
 
 _SMALL = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 3))  # batch sizes and lengths, the smallest first
-COMPARE = "pass your own slow version to compare with: oracle=my_reference, or --oracle FILE.py:Name"
 
 
 def smallest_failure(session: CheckSession, failing: list[Observation]) -> str:
@@ -83,16 +82,6 @@ def _check_masks_of_items(session: CheckSession, observations: list[Observation]
     return False
 
 
-def _weights_establish(session: CheckSession) -> bool:
-    """Return whether softmax attention is evidently meant: its weights are computed, in their usual place.
-
-    In a module they may be a part of something else (the set transformer adds the queries to the heads).
-    """
-    observed = session.understanding.observed
-    usual = session.module is None or (observed is not None and observed.as_named)
-    return usual and computes_weights(session)
-
-
 def own_mask(
     session: CheckSession, observations: list[Observation], wrong: dict[str, float]
 ) -> Tensor | None:
@@ -104,17 +93,16 @@ def own_mask(
     options = {"mask", "padding", "bias", "window", "softcap", "flag", "sinks", "lengths", "splits"}
     options -= session.cases.always.keys() & {"window", "softcap"}  # what the code declares of itself
     optional = [o for o in failed if any(getattr(o.question, name) is not None for name in options)]
-    # `visible_tokens` runs the code once for each key.
+    # `dependence` runs the code once for each key.
     if optional or any(o.question.k.shape[-2] > 64 for o in failed):
         return None
-    seen = [visible_tokens(session, o.question) for o in failed]
+    seen = [dependence(session, o.question) for o in failed]
     masks = [visible for visible in seen if visible is not None]
     hiding = [visible for visible in masks if not bool(visible.all())]
 
     def explains(intent: Intent, observation: Observation, visible: Tensor) -> bool:
-        open_intent = replace(intent, causal=False, window=None, rule=None)
-        question = replace(observation.question, mask=visible, window=None, rule=None)
-        return open_intent.error(question, observation.answer) < TOLERANCE
+        open_intent, masked = intent.seeing(observation.question, visible)
+        return open_intent.error(masked, observation.answer) < TOLERANCE
 
     # There are fewer masks where the code failed; then nothing counts as explained.
     pairs = list(zip(failed, masks, strict=False))
@@ -127,20 +115,13 @@ def own_mask(
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
 
+_SCALES = {"no-scale", "scaled-twice", "constant-scale", "scaled-by-width"}
+# Words in which docstrings or comments declare another scale, as muP's 1/d.
 _OTHER_SCALE = re.compile(
     r"\bmuP\b|\bµP\b|1 ?/ ?d(_?head|_?k)?\b(?! ?\*\* ?-?0?\.5)|\bunscaled\b"
     r"|\b(?:not|no|without|never) (?:be )?scal\w+",
     re.I,
 )
-
-
-def _declared_scale(session: CheckSession, match: Match) -> str:
-    """Return the words in which docstrings or comments declare another scale, as muP's 1/d; "" if none do."""
-    scales = {"no-scale", "scaled-twice", "constant-scale", "scaled-by-width"}
-    if session.options.get("scale") is not None or scales.isdisjoint(match.names):
-        return ""
-    found = _OTHER_SCALE.search(prose_of(session.source))
-    return found.group() if found else ""
 
 
 class WrongOutput:
@@ -150,8 +131,7 @@ class WrongOutput:
         self, session: CheckSession, observations: list[Observation], wrong: dict[str, float]
     ) -> None:
         self.session, self.observations, self.wrong = session, observations, wrong
-        understanding = session.understanding
-        self.intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
+        self.intents = session.likely_intents
         self.worst = max(wrong.values())
 
     def diagnose(self) -> None:
@@ -179,7 +159,16 @@ class WrongOutput:
         return True
 
     def _by_exchanged_sides(self) -> bool:
-        if not _sides_exchanged(self.session, self.observations):
+        """Find out whether code on a sequence and a context is right with the two exchanged."""
+        if self.session.subject.inputs != "context" or self.session.understanding.right_intent is not None:
+            return False
+        exchanged = [
+            Observation(replace(o.question, q=o.question.k, k=o.question.q, v=o.question.q), o.answer)
+            for o in self.observations
+            if o.question.q.shape == o.question.k.shape  # only sides of one shape can be exchanged
+        ]
+        fits = (VariantMatcher(intent, exchanged).fits(CORRECT) for intent in self.intents[:24])
+        if not exchanged or all(error is None for error in fits):
             return False
         self.session.add_results(self.observations, self.wrong)
         evidence = "Queries come from the context, and keys and values from the sequence."
@@ -205,8 +194,7 @@ class WrongOutput:
         if bool(own.triu(1).any()) and not bool(own.tril(-1).any()):
             session.find("inverted-mask", "output")
             return True
-        session.undecided = f"it is softmax attention with a mask that the check does not know; {COMPARE}"
-        session.add_skip("output", "which keys should be visible is not known")
+        session.leave_open("own-mask")
         return True
 
     def _by_two_mistakes(self) -> bool:
@@ -216,12 +204,19 @@ class WrongOutput:
         return self._report(diagnose_pairs(self.observations, self.intents, self.session.source))
 
     def _by_mixed_items(self) -> bool:
-        if not self.session.mixed:
+        session = self.session
+        if not session.mixed:
             return False
-        matches = _diagnose_single_sequence(self.session, self.intents)
-        self.session.add_diagnosis("batch-items-mixed", self.session.mixed)
+        # What else is wrong shows on a single sequence.
+        questions = [session.cases.plain(B=1, T=T, seed=2) for T in (7, 5)]
+        alone = observe(session.compared, questions, session.dtype)
+        matches: list[Match] = []
+        if all(VariantMatcher(intent, alone).fits(CORRECT) is None for intent in self.intents):
+            matches = diagnose(alone, self.intents, session.source)
+            matches = matches or diagnose_pairs(alone, self.intents, session.source)
+        session.add_diagnosis("batch-items-mixed", session.mixed)
         if not self._report(matches):
-            self.session.add_results(self.observations, self.wrong)
+            session.add_results(self.observations, self.wrong)
         return True
 
     def _by_mistakes_of_parts(self) -> bool:
@@ -234,39 +229,33 @@ class WrongOutput:
         """Record why there is no verdict, if there is a doubt."""
         session, wrong = self.session, self.wrong
         if "output" not in wrong:
-            nan = any(
-                o.question.name in wrong and not bool(o.answer.output.isfinite().any())
-                for o in self.observations
-            )
+            outputs = [o.answer.output for o in self.observations if o.question.name in wrong]
             # No convention of masks gives NaN everywhere.
-            if nan or not only_masks(wrong):
+            if not only_masks(wrong) or not all(bool(output.isfinite().any()) for output in outputs):
                 return False
             if _check_masks_of_items(session, self.observations):
                 return True
             name = session.subject.arguments.get("mask", session.subject.arguments.get("padding", "mask"))
-            session.undecided = (
-                f"without a mask its output is right, but what `{name}` does is no usual convention; pass a "
-                "function in which True means may look, (T, S) or (B, 1, T, S)"
-            )
-            session.add_skip("mask", f"what `{name}` does could not be found out")
+            session.leave_open("unusual-mask", argument=name)
             session.add_pass("output")
             return True
         if self.worst < NEARLY_RIGHT and not self._unknown:
             return False  # precision is lost
         declared = declares_softmax(session)
         if self._evidence and (self._unknown or not declared):
-            session.undecided = f"this is not softmax attention: {self._evidence}; {COMPARE}"
+            reason = f"this is not softmax attention: {self._evidence}"
         elif self._unknown:
-            session.undecided = f"the oracle cannot reproduce {self._unknown}; {COMPARE}"
-        elif declared or _weights_establish(session) or any(c.name == "keys" for c in session.checks):
+            reason = f"the oracle cannot reproduce {self._unknown}"
+        # Weights in another place may be a part of something else: the set transformer adds the queries.
+        elif declared or session.has_failed("keys") or (self._is_usual and computes_weights(session)):
             return False
         else:
-            session.undecided = (
+            reason = (
                 "no form of softmax attention and no known mistake gives its numbers, and it does not call "
                 "itself scaled dot-product attention: it may be another kind, such as linear or approximate "
-                f"attention; {COMPARE}"
+                "attention"
             )
-        session.add_skip("output", "there is nothing to compare it with")
+        session.leave_open("nothing-to-compare-with", reason=reason)
         return True
 
     def _by_example(self) -> bool:
@@ -286,60 +275,60 @@ class WrongOutput:
     @functools.cached_property
     def _unknown(self) -> str:
         """The parts of the module that the oracle cannot reproduce, as text."""
-        return describe_unknown(self.session, self.intents[0])
+        session = self.session
+        names = [f"`{name}`" for name in self.intents[0].wiring.unknown[:3]]
+        names += [f"what `{name}` does" for name, value in session.subject.call.items() if is_tensor(value)]
+        if not names and session.module is not None and (match := _POSITIONS.search(session.source)):
+            names = [f"{match.group().strip('.(')!r} in its source"]
+        return ", ".join(names)
 
     @functools.cached_property
     def _evidence(self) -> str:
         """What was measured that speaks against softmax attention; "" if nothing does."""
         return against_softmax(self.session)
 
+    @property
+    def _is_usual(self) -> bool:
+        """Whether this is a function, or a module whose roles inside are those of its names."""
+        observed = self.session.understanding.observed
+        return self.session.module is None or (observed is not None and observed.as_named)
+
     def _is_no_softmax(self) -> bool:
         """Return whether its weights were measured, and are no softmax's."""
-        observed = self.session.understanding.observed
-        # Weights of a function are measured; inside a module, if its roles are those of its names.
-        direct = self.session.module is None or (observed is not None and observed.as_named)
-        measured = direct and excludes_softmax(self._evidence)
+        measured = self._is_usual and excludes_softmax(self._evidence)
         if self.session.module is None:
             return measured
-        scores = watch_scores(self.session)
+        forms_scores, takes_softmax = watch_scores(self.session)
         # Heads that are merged in the wrong order look as if their weights were no softmax's.
-        return not scores.formed or (measured and not scores.normalised)
+        return not forms_scores or (measured and not takes_softmax)
 
     def _plausible(self, matches: list[Match]) -> list[Match]:
         """Return the matches without a NaN that masks do not explain."""
-        return [
-            m
-            for m in matches
-            if "zero-times-infinity" not in m.names or _is_nan_unhidden(self.session, self.wrong)
-        ]
+        named = [match for match in matches if "zero-times-infinity" in match.names]
+        if not named or _is_nan_unhidden(self.session, self.wrong):
+            return matches
+        return [match for match in matches if match not in named]
 
     def _report(self, matches: list[Match]) -> bool:
         """Record the mistakes that were found, or why they may be none; returns whether there are any."""
         if not matches:
             return False
         session, first = self.session, matches[0]
-        if first.names == ("inverted-mask",) and _is_convention(session, self.wrong):
-            name = session.subject.arguments["mask"]
-            session.undecided = (
-                f"True in `{name}` hides, and only you know whether it should: say true_means='hide', or "
-                "'look' if that is a mistake"
-            )
+        name, stated = session.subject.arguments.get("mask"), session.options.get("true_means") is not None
+        # A tokenizer's `attention_mask` (B, S) has 1 for tokens, wherever it is used.
+        known = stated or (session.subject.mask_form.rank == 1 and name == "attention_mask")
+        if first.names == ("inverted-mask",) and name is not None and not known and only_masks(self.wrong):
+            session.leave_open("inverted-by-convention", argument=name)
             form = replace(session.compared.mask_form, kind="hide")
             session.compared.mask_form = session.subject.mask_form = form
             session.add_results(self.observations, {})
             return True
-        if said := _declared_scale(session, first):
-            session.undecided = (
-                f"its text says “{said}”, and its scale is not 1/√D: say scale= if it should be so"
-            )
-            session.add_skip("output", "whether its scale is meant is not known")
+        stated = session.options.get("scale") is not None or _SCALES.isdisjoint(first.names)
+        if not stated and (said := _OTHER_SCALE.search(prose_of(session.source))):
+            session.leave_open("declared-scale", said=said.group())
             return True
         if session.subject.is_transformers and first.names == ("window-dropped",):
-            session.undecided = (
-                "in Transformers the window is in the mask that the model makes, and this layer alone has "
-                "none: check it without window=, or capture the model and look at its mask"
-            )
-            session.add_skip("window", "it is a convention of this code, or of the model around it")
+            session.leave_open("window-of-the-model")
             return True
         session.add_results(self.observations, self.wrong)
         if "window-off-by-one" in first.names and session.options.get("window") is not None:
@@ -348,20 +337,6 @@ class WrongOutput:
         for match in matches[:1] if len(first.names) > 1 else matches[:3]:
             session.add_match(match, self.worst / TOLERANCE)
         return True
-
-
-def _sides_exchanged(session: CheckSession, observations: list[Observation]) -> bool:
-    """Return whether code on a sequence and a context is right with the two exchanged."""
-    if session.subject.inputs != "context" or session.understanding.right_intent is not None:
-        return False
-    # Only sides of one shape can be exchanged.
-    plain = [o for o in observations if o.question.q.shape == o.question.k.shape]
-    exchanged = [
-        Observation(replace(o.question, q=o.question.k, k=o.question.q, v=o.question.q), o.answer)
-        for o in plain
-    ]
-    fits = (VariantMatcher(intent, exchanged).fits(CORRECT) for intent in session.understanding.intents[:24])
-    return bool(exchanged) and any(error is not None for error in fits)
 
 
 def _is_nan_unhidden(session: CheckSession, wrong: dict[str, float]) -> bool:
@@ -376,15 +351,6 @@ def _is_nan_unhidden(session: CheckSession, wrong: dict[str, float]) -> bool:
         return True
     answer = session.compared.run(session.with_explicit_mask(question).to(session.dtype)).answer
     return answer is None or not bool(answer.output.isfinite().all())
-
-
-def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
-    """Return whether an inverted mask may be a convention: an argument of which nothing is said."""
-    stated = session.options.get("true_means") is not None
-    # A tokenizer's `attention_mask` (B, S) has 1 for tokens, wherever it is used.
-    if session.subject.mask_form.rank == 1 and session.subject.arguments.get("mask") == "attention_mask":
-        return False
-    return "mask" in session.subject.arguments and not stated and only_masks(wrong)
 
 
 def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[Match]:
@@ -407,27 +373,8 @@ def _lost_key(session: CheckSession) -> int | None:
     """Return a key that no output of a function depends on, whatever the inputs; None if there is none."""
     if session.module is not None or session.subject.inputs != "qkv" or session.understanding.causal:
         return None
-    seen = [visible_tokens(session, session.cases.plain(seed=seed)) for seed in (97, 98)]
+    seen = [dependence(session, session.cases.plain(seed=seed)) for seed in (97, 98)]
     if any(visible is None or visible.shape[0] < 2 for visible in seen):
         return None
     lost = ~torch.stack([visible.any(0) for visible in seen if visible is not None]).any(0)
     return int(lost.nonzero()[0]) if bool(lost.any()) else None
-
-
-def _diagnose_single_sequence(session: CheckSession, intents: list[Intent]) -> list[Match]:
-    """Find the mistakes in a single sequence, for code in which the items of a batch affect each other."""
-    questions = [session.cases.plain(B=1, T=T, seed=2) for T in (7, 5)]
-    observations = observe(session.compared, questions, session.dtype)
-    if any(VariantMatcher(intent, observations).fits(CORRECT) is not None for intent in intents):
-        return []
-    single = diagnose(observations, intents, session.source)
-    return single or diagnose_pairs(observations, intents, session.source)
-
-
-def describe_unknown(session: CheckSession, intent: Intent) -> str:
-    """Name the parts of the module that the oracle cannot reproduce."""
-    names = [f"`{name}`" for name in intent.wiring.unknown[:3]]
-    names += [f"what `{name}` does" for name, value in session.subject.call.items() if is_tensor(value)]
-    if not names and session.module is not None and (match := _POSITIONS.search(session.source)):
-        names = [f"{match.group().strip('.(')!r} in its source"]
-    return ", ".join(names)

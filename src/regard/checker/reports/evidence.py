@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject.inside import intercept
@@ -30,7 +29,7 @@ def against_softmax(session: CheckSession) -> str:
     """Return what was measured that softmax attention cannot do, as a phrase; "" if nothing was."""
     found = []
     if session.subject.inputs == "qkv" and session.module is None:
-        found = _judge(partial(_function_weights, session))
+        found = _judge_weights(session)
     elif session.module is not None and (heard := intercept(session.subject, session.cases.plain())):
         found = [heard[1].problem] if heard[1].problem else []
     if not found and session.subject.inputs == "x":
@@ -66,50 +65,43 @@ def computes_weights(session: CheckSession) -> bool:
         with contextlib.suppress(RuntimeError, ValueError, IndexError):  # widths that do not fit
             weights = CORRECT.answer(intent.apply(question), intent.wiring).weights
             expected += [] if weights is None else [weights.detach().flatten().sort().values]
-    found = False
+    sizes = {wanted.numel() for wanted in expected}
+    for _, result in function_calls(session, question):
+        if result is None or result.numel() not in sizes:
+            continue
+        own = result.double().flatten().sort().values
+        if any(own.shape == w.shape and bool((own - w).abs().max() < 1e-6) for w in expected):
+            return True
+    return False
 
-    def look(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal found
+
+def function_calls(session: CheckSession, question: Question) -> list[tuple[str, Tensor | None]]:
+    """Return which functions of PyTorch the code calls, each with its result; None if that is no numbers."""
+    results: list[tuple[str, Tensor | None]] = []
+
+    def keep(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and result.is_floating_point() and not found:
-            with DisableTorchFunction():
-                numbers = [w for w in expected if w.numel() == result.numel()]
-                own = result.detach().double().flatten().sort().values if numbers else result
-                found = any(bool((own - wanted).abs().max() < 1e-6) for wanted in numbers)
+        with DisableTorchFunction():
+            numbers = isinstance(result, Tensor) and result.is_floating_point()
+            # The code may go on to write into it.
+            results.append((name, result.detach().clone() if numbers else None))
         return result
 
-    with CallHook(look):
+    with CallHook(keep):
         session.subject.run(question.to(session.dtype))
-    return found
+    return results
 
 
-class ScoresOfModule(NamedTuple):
-    """What a module does with scores of every query and key."""
-
-    formed: bool  # whether some result has an axis of queries and another of keys
-    normalised: bool  # whether such a result is given to softmax, or fused attention is called
-
-
-def watch_scores(session: CheckSession) -> ScoresOfModule:
+def watch_scores(session: CheckSession) -> tuple[bool, bool]:
     """Return whether a module forms scores of every query and key, and whether it takes their softmax."""
     question = session.cases.plain()
     T, S = question.q.shape[-2], question.k.shape[-2]
-    formed = normalised = False
-
-    def look(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        nonlocal formed, normalised
-        result = func(*args, **kwargs)
-        sizes = list(result.shape) if isinstance(result, Tensor) and result.is_floating_point() else []
-        both = sizes.count(T) >= 2 if T == S else {T, S} <= set(sizes)
-        # scaled_dot_product_attention and multi_head_attention_forward keep their scores to themselves.
-        fused = "attention" in name
-        formed = formed or both or fused
-        normalised = normalised or fused or (both and "softmax" in name)
-        return result
-
-    with CallHook(look):
-        session.subject.run(question.to(session.dtype))
-    return ScoresOfModule(formed, normalised)
+    calls = function_calls(session, question)
+    # scaled_dot_product_attention and multi_head_attention_forward keep their scores to themselves.
+    fused = any("attention" in name for name, _ in calls)
+    sizes = [(name, () if result is None else tuple(result.shape)) for name, result in calls]
+    both = [name for name, x in sizes if (x.count(T) >= 2 if T == S else {T, S} <= set(x))]
+    return fused or bool(both), fused or any("softmax" in name for name in both)
 
 
 _BENT = "its output is not linear in the values"
@@ -122,13 +114,9 @@ def excludes_softmax(evidence: str) -> bool:
     return any(words in evidence for words in (_BENT, _NEGATIVE, _NOT_EXPONENTIAL))
 
 
-def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
-    """Return phrases for what the measured weights cannot be if they come from a softmax of q · k.
-
-    `measure` returns the weights (…, T, S) with the queries multiplied by a factor, and whether the output is
-    linear in the values.
-    """
-    measured = [measure(factor) for factor in (1.0, 2.0, 3.0)]
+def _judge_weights(session: CheckSession) -> list[str]:
+    """Return phrases for what a function's weights cannot be if they come from a softmax of q · k."""
+    measured = [_function_weights(session, factor) for factor in (1.0, 2.0, 3.0)]
     if any(part is None or not bool(part[0].isfinite().all()) for part in measured):
         return []  # NaN says nothing of the weights
     weights, linear = [part[0] for part in measured if part], all(part[1] for part in measured if part)
@@ -159,7 +147,10 @@ def _exponential(weights: list[Tensor]) -> bool:
 
 
 def _function_weights(session: CheckSession, factor: float) -> tuple[Tensor, bool] | None:
-    """Return the weights (B, H, T, S) of a function: values that are unit vectors give them directly."""
+    """Return the weights (B, H, T, S), from values that are unit vectors, and whether it is linear in these.
+
+    `factor` multiplies the queries.
+    """
     question = session.cases.plain(T=5, S=5, seed=95).to(session.dtype)
     S, E = question.v.shape[-2:]
     # A unit vector for each key needs as many channels as keys.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.checker.catalogue import THEMES
+from regard.support.table import Column, Table
 
 CLEAR = 10.0  # tolerances at which a mistake of the catalogue must stand off, on some input
 WIDTH = 100  # columns of the table
@@ -121,38 +122,32 @@ def format_distance(distance: float | None) -> str:
 
 def _table(visibility: VisibilityTable) -> list[str]:
     """Return the lines of a table: mistakes by kind of input, then the mistakes that other checks find."""
-    heads = [KINDS[kind].split("\n") for kind in visibility.kinds]
-    widths = [max(map(len, head)) for head in heads]
-    names = max(len(m.name) for m in visibility.mistakes)
-    lines = [
-        *textwrap.wrap(
-            "How far each mistake is from the right answer, on the inputs of a check, in tolerances of "
-            f"{visibility.tolerance:g}: · is not seen, ∞ is NaN or an error.",
-            WIDTH,
-        ),
-        "",
-    ]
-    for row in range(2):
-        cells = [head[row - 2 + len(head)] if row - 2 + len(head) >= 0 else "" for head in heads]
-        lines.append(" " * names + "".join(f" {cell:>{w}}" for cell, w in zip(cells, widths, strict=True)))
+    kinds, names = visibility.kinds, max(len(m.name) for m in visibility.mistakes)
+    title = (
+        "How far each mistake is from the right answer, on the inputs of a check, in tolerances of "
+        f"{visibility.tolerance:g}: · is not seen, ∞ is NaN or an error."
+    )
+    heads = [["", *KINDS[kind].split("\n")][-2:] for kind in kinds]
+    rows = [["", *head] for head in zip(*heads, strict=True)]
     elsewhere: list[str] = []
-    by_name = {m.name: m for m in visibility.mistakes}
     for theme, mistakes in THEMES.items():
-        rows = []
-        for m in (by_name[mistake.name] for mistake in mistakes):
-            cells = [format_distance(m.distances.get(kind)) for kind in visibility.kinds]
+        seen = []
+        for m in (visibility[mistake.name] for mistake in mistakes):
+            cells = [format_distance(m.distances.get(kind)) for kind in kinds]
             if set(cells) - {"·", ""}:
-                padded = "".join(f" {cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
-                rows.append(f"{m.name:<{names}}{padded}".rstrip())
+                seen.append([m.name, *cells])
             else:
-                indent = " " * (names + 1)
-                text = _describe_probe(m, visibility.kinds)
-                elsewhere += textwrap.wrap(
-                    text, WIDTH, initial_indent=f"{m.name:<{names}} ", subsequent_indent=indent
-                )
-        lines += [theme, *rows] if rows else []
-    title = "measured in a program with the mistake, by the check that finds it"
-    return [*lines, title, *elsewhere] if elsewhere else lines
+                elsewhere += _paragraph(f"{m.name:<{names}} ", _describe_probe(m, kinds))
+        rows += [[theme, *("" for _ in kinds)], *seen] if seen else []
+    columns = [Column("", width=names), *(Column("", right=True) for _ in kinds)]
+    lines = [*textwrap.wrap(title, WIDTH), "", *Table(columns, rows).lines(gap=" ", header=False)]
+    if elsewhere:
+        lines += ["measured in a program with the mistake, by the check that finds it", *elsewhere]
+    return lines
+
+
+def _paragraph(start: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def _describe_probe(m: MistakeDistance, kinds: tuple[str, ...]) -> str:
@@ -181,6 +176,5 @@ def _list(visibility: VisibilityTable) -> list[str]:
     names = max(map(len, unseen), default=0)
     lines += ["It does not notice"] if unseen else []
     for name, reason in unseen.items():
-        start, indent = f"  {name:<{names}}  ", " " * (names + 4)
-        lines += textwrap.wrap(reason, WIDTH, initial_indent=start, subsequent_indent=indent)
+        lines += _paragraph(f"  {name:<{names}}  ", reason)
     return lines
