@@ -263,14 +263,14 @@ class HeadPass:
 def _largest(logs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of every row (heads, rows, keys) and their places, or all where the keys are fewer."""
     keys = logs.shape[-1]
-    count = keys // GROUP
-    if 8 * k > count:
+    if keys <= 2 * GROUP * k:
         return logs.topk(min(k, keys), dim=-1)
     # The k largest are in the k groups with the largest maxima, which are quick to find. A group has every
     # `count`-th key: to compare neighbours takes longer. Keys beyond the groups are looked at one by one.
+    count = keys // GROUP
     inside = count * GROUP
     parts: Tensor = logs[..., :inside].unflatten(-1, (GROUP, count))  # type: ignore[no-untyped-call]
-    groups = parts.amax(-2).topk(k, dim=-1, sorted=False).indices
+    groups = _largest(parts.amax(-2), k)[1]
     steps = torch.arange(0, inside, count, device=logs.device)
     rest = torch.arange(inside, keys, device=logs.device).expand(*logs.shape[:-1], -1)
     places = torch.cat([(groups.unsqueeze(-1) + steps).flatten(-2), rest], -1)
