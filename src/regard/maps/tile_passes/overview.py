@@ -138,7 +138,7 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     indices = torch.full(best.shape, -1, device=m.device)
     if 0 not in m.matrix:
         largest_of = partial(HeadPass.largest, k=k)
-        for at, (values, keys) in _fold_tiles(m, _whole_tiling(m), largest_of):
+        for at, (values, keys) in _fold_tiles(m, _whole_tiling(m, head_pass.LARGE_TILE), largest_of):
             # The tiles of one head may come from several threads.
             values, order = torch.cat([best[at], values], -1).topk(k, dim=-1)
             best[at], indices[at] = values, torch.cat([indices[at], keys], -1).gather(-1, order)
@@ -168,10 +168,10 @@ def fill_dense(m: MapData, dense: Tensor) -> None:
         pass
 
 
-def _whole_tiling(m: MapData) -> Tiling:
-    """The tiles of all rows and keys, a place for each."""
-    T, S = m.matrix[2:]
-    return Tiling(m, whole_bins(T, head_pass.QUERIES, m.device), whole_bins(S, head_pass.KEYS, m.device))
+def _whole_tiling(m: MapData, size: int = head_pass.TILE) -> Tiling:
+    """The tiles of all rows and keys, a place for each, of at most `size` weights."""
+    sides = zip(m.matrix[2:], (head_pass.QUERIES, head_pass.KEYS), strict=True)
+    return Tiling(m, *(whole_bins(n, side, m.device) for n, side in sides), size)
 
 
 def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:
@@ -241,8 +241,8 @@ def _pass_over_tiles(
             stats.entropy[at] += q_bins.by_position(of_places.entropy, T)
             distance = tiling.distances(of_places.total_and_back)
             stats.distance[at] += q_bins.by_position(distance, T)
-            stats.received[at] += k_bins.by_position(of_places.received, S)
-            total[at] += q_bins.by_position(of_places.total_and_back[0], T)
+            stats.received[at] += k_bins.by_position(of_places.received.squeeze(1), S)
+            total[at] += q_bins.by_position(of_places.total_and_back[:, 0], T)
             of_rows = q_bins.by_position(of_places.largest, T)
             largest[at] = torch.maximum(largest[at], of_rows)
     overview.mass.div_(q_bins.sizes[:, None])
@@ -274,7 +274,7 @@ def _fold_tiles(
     threads = torch.get_num_threads() if m.device.type == "cpu" else 1
     # Several heads at once where a block of queries of one head fills no tile.
     numbers = head_pass.QUERIES * max(head_pass.KEYS, len(tiling.k_bins.places))
-    at_once = min(max(1, head_pass.TILE // numbers), -(-B * H // threads), H)
+    at_once = min(max(1, tiling.size // numbers), -(-B * H // threads), H)
     # As many groups a sequence as keep all threads busy to the end.
     groups = -(-H // at_once)
     at_once = -(-H // (-(-groups // threads) * threads)) if at_once > 1 else 1
