@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.attend import attend
+from regard.attention.backends.triton.row_reductions import row_sums as row_sums_kernel
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps import kernels
@@ -64,7 +65,7 @@ def row_sums(m: MapData, gain: Tensor) -> Tensor:
 
     def add_up(group: precision.HeadGroup) -> list[Tensor]:
         u = gain[group.batch, group.heads]
-        sums = kernels.row_sums(group.data, gain=u)
+        sums = kernels.run(row_sums_kernel, group.data, u)
         # Fused attention takes values in the dtype of q and k, or all of them in float32.
         return [multiply(group.data, u.unsqueeze(-1)).squeeze(-1) if sums is None else sums]
 
