@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from benchmarks.measure import peak_mib, spread
-from regard.attention.backends.settled_length import SETTLED
+from regard.attention.backends.fused_attention import SETTLED
 
 Call = Callable[[], Any]
 ROUNDS = 9

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 import regard.recorder.certificates.examination as certify
-from regard.attention.backends import fused_attention, settled_length
+from regard.attention.backends import fused_attention
 from regard.attention.backends.plan import find_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
@@ -247,19 +247,19 @@ def settled_cache() -> None:
         chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, enable_gqa=H != G))
         by_cudnn = chosen == SDPBackend.CUDNN_ATTENTION
         assert by_cudnn or keys < 4096, chosen
-        with patch.object(settled_length, "SETTLED", 8):
+        with patch.object(fused_attention, "SETTLED", 8):
             for call in range(12):  # the first makes the plan
                 output = regard.attend(q, k, v, mask=regard.causal)
                 gap, own = distance(output, expected), distance(plain, expected)
                 assert gap <= NEAR * own + 1e-6, f"call {call}, {keys} keys: {gap:.1e}, PyTorch {own:.1e}"
                 plan, _ = find_plan((q, k, v, regard.causal, None, None, None, 0.0, "auto"))
-                assert isinstance(plan.kernel, settled_length.SettledLength)
+                assert isinstance(plan.kernel, fused_attention.SettledLength)
                 assert plan.kernel.settled == (call > 8), f"call {call}, {keys} keys"
             assert torch.equal(output, plain)
             other = k[:, :, 1:], v[:, :, 1:]
             regard.attend(q, *other, mask=regard.causal)
             plan, _ = find_plan((q, *other, regard.causal, None, None, None, 0.0, "auto"))
-            assert isinstance(plan.kernel, settled_length.SettledLength)
+            assert isinstance(plan.kernel, fused_attention.SettledLength)
             assert not plan.kernel.settled
 
 

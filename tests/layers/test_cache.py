@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import alibi, causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
-from regard.layers.cache_mask import mask_on_cached_keys
+from regard.layers.cache import mask_on_cached_keys
 from tests.sampling import examples
 
 

@@ -16,8 +16,7 @@ from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
 from regard.attention.tensors import check_floats
-from regard.layers.cache import KVCache
-from regard.layers.cache_mask import mask_on_cached_keys
+from regard.layers.cache import KVCache, mask_on_cached_keys
 from regard.layers.norm import RMSNorm
 from regard.layers.rotary import Rotary
 

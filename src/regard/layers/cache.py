@@ -3,8 +3,8 @@
 `update(k, v)` appends those of the new tokens and returns all that these may see, in the order of their
 positions, as views of preallocated memory. One cache serves one layer.
 
-`KVCache` keeps everything, `WindowCache` the latest keys, `SinkCache` the first few and the latest. This file
-knows tensors and their order; masks over the keys that are left after an eviction are in `cache_mask`.
+`KVCache` keeps everything, `WindowCache` the latest keys, `SinkCache` the first few and the latest. Once a
+cache evicts keys, its indices are no longer positions, which masks use: `mask_on_cached_keys` translates.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
-from regard.attention.masks.base import Mask
-from regard.attention.masks.named_masks import prefix, window
+from regard.attention.masks.base import Mask, conjunction
+from regard.attention.masks.named_masks import causal, prefix, window
+from regard.attention.masks.views import CachedKeysMask
 from regard.attention.tensors import check_floats
 
 Pair = tuple[Tensor, Tensor]
@@ -233,3 +234,39 @@ class SinkCache(KVCache):
 
     def _settings(self) -> str:
         return f"first={self.first}, size={self.reach - self.first:g}"
+
+
+def mask_on_cached_keys(mask: Mask, cache: KVCache, queries: int, keys: int) -> Mask:
+    """`mask` for the last `queries` tokens and the `keys` keys that the cache's last update returned.
+
+    Evicted keys are invisible, so the cache's own mask joins: with a `WindowCache(n)` a layer attends as with
+    `& window(n)`, however the tokens were cut into updates. Conjuncts that allow everything here are left out
+    by comparing numbers only, since this runs for every new token.
+    """
+    evicted = cache.length - keys
+    conjuncts = [conjunct for conjunct in mask.conjuncts() if conjunct != cache.rule]
+    if cache.rule is not None and (queries > 1 or keys > cache.reach):
+        conjuncts.append(cache.rule)
+    if queries == 1:
+        # From the oldest key to the newest; the first keys of a SinkCache stand far before the others.
+        span = keys if cache.first == 0 else cache.length
+        conjuncts = [conjunct for conjunct in conjuncts if not _shows_all(conjunct, span)]
+    if evicted:
+        conjuncts = [
+            conjunct if conjunct is cache.rule else _translate(conjunct, cache.first, evicted)
+            for conjunct in conjuncts
+        ]
+    return conjunction(conjuncts)
+
+
+def _shows_all(mask: Mask, keys: int) -> bool:
+    """Whether the newest query sees the latest `keys` keys, by the numbers of a band."""
+    band = mask.band(1, keys)
+    return band is not None and band.holds(0) and band.holds(1 - keys)
+
+
+def _translate(mask: Mask, first: int, evicted: int) -> Mask:
+    """The same mask where `evicted` keys are missing after the `first` ones."""
+    if mask == causal or (first == 0 and mask.translation_invariant):
+        return mask  # these depend on order or on distance only, and both are as they were
+    return CachedKeysMask(mask, first, evicted)

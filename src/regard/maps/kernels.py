@@ -5,14 +5,17 @@ The callers then compute the same tile by tile in PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 
-from regard.attention.backends.triton import column_sums as triton_column_sums
 from regard.attention.backends.triton import launch, row_reductions
-from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.masks.base import full
 from regard.maps.data import MapData
+
+Result = TypeVar("Result")
 
 
 def kernel_map(m: MapData) -> launch.KernelMap | None:
@@ -28,22 +31,10 @@ def kernel_map(m: MapData) -> launch.KernelMap | None:
     return launch.KernelMap(m.q, m.k, m.lse, mask, m.scale, m.softcap)
 
 
-def statistics(m: MapData) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Entropy and distance of every row, what every key receives, and the largest score of every row."""
+def run(kernel: Callable[..., Result], m: MapData, *arguments: Any) -> Result | None:
+    """What a kernel gives for a map and its own arguments; None if the kernels do not support the map."""
     served = kernel_map(m)
-    return None if served is None else row_reductions.statistics(served, m.first_position)
-
-
-def row_statistics(m: MapData) -> tuple[Tensor, Tensor] | None:
-    """Entropy and distance of every row."""
-    served = kernel_map(m)
-    return None if served is None else row_reductions.row_statistics(served, m.first_position)
-
-
-def row_sums(m: MapData, gain: Tensor | None = None) -> Tensor | None:
-    """The sum (B, H, T) of every row, times `gain` (B, H, S)."""
-    served = kernel_map(m)
-    return None if served is None else row_reductions.row_sums(served, gain)
+    return None if served is None else kernel(served, *arguments)
 
 
 def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
@@ -52,34 +43,9 @@ def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
     `ids` (B, S) has a number for each position, the last T of them the queries', and `key_ids` (2, B, S) two
     for each key.
     """
-    served = kernel_map(m)
-    if served is None or m.first_position != m.matrix[3] - m.matrix[2]:
+    if m.first_position != m.matrix[3] - m.matrix[2]:
         return None
-    return row_reductions.pair_sums(served, ids, key_ids)
-
-
-def column_sums(m: MapData, row_weights: Tensor, rows: Tensor | None) -> Tensor | None:
-    """What every key receives, (B, H, S), each row times its weight (B, H, T); of some `rows`, or of all."""
-    served = kernel_map(m)
-    return None if served is None else triton_column_sums.column_sums(served, row_weights, rows)
-
-
-def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Mass and peak of the bins rows × cols, each key times `gain` (B, H, S)."""
-    served = kernel_map(m)
-    return None if served is None else triton_pool.pool(served, rows, cols, gain)
-
-
-def summary(m: MapData, rows: Tensor, cols: Tensor) -> tuple[Tensor, ...] | None:
-    """What `pool` and `statistics` return, from one pass; None also where the bins do not fill blocks."""
-    served = kernel_map(m)
-    return None if served is None else triton_pool.summary(served, m.first_position, rows, cols)
-
-
-def topk(m: MapData, k: int) -> tuple[Tensor, Tensor] | None:
-    """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
-    served = kernel_map(m) if k <= row_reductions.MOST else None
-    return None if served is None else row_reductions.topk(served, k)
+    return run(row_reductions.pair_sums, m, ids, key_ids)
 
 
 def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor | None:

@@ -19,19 +19,18 @@ from regard.attention.backends.tiles import find_visibility
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks
-from regard.attention.tensors import check_tensor
+from regard.attention.tensors import check_floats, check_tensor
 from regard.maps import storage
 from regard.maps.data import MapData
 from regard.maps.index import Axes
-from regard.maps.kernel_lse import read_lse
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
-from regard.maps.product import multiply
 from regard.maps.signed_map import DifferenceMap, TopK
 from regard.maps.spans import as_bounds
 from regard.maps.tile_passes import kept_overview, overview, precision, reductions, sweep
 from regard.maps.tile_passes.dense_rows import NORMALISED
 from regard.maps.weighted_map import WeightedMap
 
+LSE_ROWS = 64  # rows whose visibility is asked for at once
 MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights
 
 
@@ -65,7 +64,7 @@ def attention_map(
     if q.ndim > 4:
         raise ValueError(f"q: expected at most 4 dimensions (B, H, T, D), got {tuple(q.shape)}")
     if lse is not None:
-        lse = read_lse(lse, q, rule, shape.matrix)
+        lse = _read_lse(lse, q, rule, shape.matrix)
     axes = Axes(batch=q.ndim == 4, heads=q.ndim >= 3)
     q = q.detach().reshape(shape.B, shape.H, shape.T, shape.D)
     k = k.detach().reshape(shape.B, shape.G, shape.S, shape.D)
@@ -265,7 +264,7 @@ class AttentionMap(MapData, LazyMatrix):
         >>> (regard.attention_map(x, x, mask=regard.causal) @ v).flatten()
         tensor([0.0000, 0.5000, 1.0000, 1.5000])
         """
-        return self._shaped(multiply(self, self._head_values(v)))
+        return self._shaped(reductions.multiply(self, self._head_values(v)))
 
     @property
     def _key_heads(self) -> int:
@@ -274,3 +273,45 @@ class AttentionMap(MapData, LazyMatrix):
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""
         storage.save(self, path)
+
+
+def _read_lse(lse: Tensor, q: Tensor, mask: Mask, matrix: tuple[int, int, int, int]) -> Tensor:
+    """The lse (B, H, T) of queries q (…, T, D) under a mask; an error says how to mend its shape.
+
+    FlashAttention, FlexAttention, cuDNN and PyTorch's kernels all give the natural logarithm, in shapes of
+    their own.
+    """
+    lse = _lse_shaped(check_floats("lse", lse), tuple(q.shape[:-1]))
+    if lse.device != q.device:
+        raise ValueError(f"lse: expected it on {q.device}, where q is, got {lse.device}")
+    return _with_empty_rows(lse.detach().reshape(matrix[:3]), mask, matrix)
+
+
+def _lse_shaped(lse: Tensor, expected: tuple[int, ...]) -> Tensor:
+    """The lse in the shape that is expected; cuDNN's has a last dimension of one."""
+    got, hint = tuple(lse.shape), ""
+    if got == (*expected, 1):
+        return lse.squeeze(-1)
+    if got == expected:
+        return lse
+    # PyTorch's memory-efficient kernel pads the rows of its lse to a multiple of 32.
+    if got[:-1] == expected[:-1] and got[-1] > expected[-1]:
+        hint = f": pass lse[..., :{expected[-1]}] if the kernel has padded its rows"
+    elif len(got) > 1 and tuple(lse.mT.shape) == expected:
+        hint = ": pass lse.mT"
+    raise ValueError(f"lse: expected {expected}, one number a query, got {got}{hint}")
+
+
+def _with_empty_rows(lse: Tensor, mask: Mask, matrix: tuple[int, int, int, int]) -> Tensor:
+    """The lse with −inf in the rows that see no key, where kernels write +inf or 0."""
+    # 0 may also be the true lse of a row: the mask is asked about each such row.
+    doubtful = ((lse == torch.inf) | (lse == 0)).flatten(0, 1).any(0).nonzero().flatten()
+    if not mask.hides or not len(doubtful):
+        return lse
+    # The lse is the caller's tensor.
+    lse = lse.clone()
+    for rows in torch.split(doubtful, LSE_ROWS):
+        visible = mask.tile(rows, slice(0, matrix[3]), matrix, device=lse.device).any(-1)
+        visible = visible.expand(*matrix[:2], len(rows))
+        lse[:, :, rows] = lse[:, :, rows].masked_fill(~visible, -torch.inf)
+    return lse

@@ -15,7 +15,6 @@ from regard.attention.backends.tiles import find_visibility
 from regard.attention.masks.grid import Blocks
 from regard.maps.data import MapData
 from regard.maps.index import Axes
-from regard.maps.product import multiply
 from regard.maps.signed_map import SignedMap
 from regard.maps.tile_passes import overview, reductions
 
@@ -74,7 +73,7 @@ class WeightedMap(SignedMap):
         values = self._head_values(v)
         group = self.matrix[1] // max(values.shape[1], 1)
         values = values.repeat_interleave(group, 1) * self.u.unsqueeze(-1)  # (B, H, S, E)
-        return self._shaped(multiply(self.attention, values).to(v.dtype))
+        return self._shaped(reductions.multiply(self.attention, values).to(v.dtype))
 
     @property
     def _key_heads(self) -> int:

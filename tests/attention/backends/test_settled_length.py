@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard.attention.backends import plan, settled_length
-from regard.attention.backends.settled_length import SettledLength
+from regard.attention.backends import fused_attention, plan
+from regard.attention.backends.fused_attention import SettledLength
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         called.append("flash")
         return (scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True),)
 
-    monkeypatch.setattr(settled_length, "SETTLED", 4)
-    monkeypatch.setattr(settled_length, "flash_attention", flash)
+    monkeypatch.setattr(fused_attention, "SETTLED", 4)
+    monkeypatch.setattr(fused_attention, "flash_attention", flash)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return called
 

@@ -20,7 +20,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.row_blocks import RowBlock, find_row_blocks
-from regard.attention.backends.settled_length import SettledLength
 from regard.attention.backends.triton import launch
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
@@ -39,6 +38,9 @@ SHORT = 2**32
 """The scores of a band times their width, up to which PyTorch's flash kernel is faster than Triton's."""
 FEW = 128
 """The blocks of 128 queries up to which Triton's kernel, a program for each, leaves most of a GPU idle."""
+SETTLED = 4096
+"""Calls in a row with keys of one length, from which on PyTorch chooses; each layer of a model makes one a
+step."""
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
@@ -249,6 +251,37 @@ def _fold(q: Tensor, kv_heads: int) -> Tensor:
     """One query (B, H, 1, D) as (B, G, H / G, D)."""
     B, H, _, D = q.shape
     return q.reshape(B, kv_heads, H // kv_heads, D)
+
+
+class SettledLength:
+    """Attention of q on k and v, all of whose keys are visible, without dropout and gradients, on a GPU.
+
+    Few queries on many keys run on PyTorch's flash kernel, or by its own choice once their number has
+    settled. It mostly chooses cuDNN's kernel, which is the faster one, but plans for every new length, and
+    that takes as long as thousands of calls of the flash kernel. A cache that grows has a new length at every
+    step, and never calls it. A cache of a fixed size, or a rolling one that is full, calls it after so many
+    calls of one length that they have cost as much as the planning does (the rule of the ski rental: never
+    more than twice the least cost).
+
+    Every call has the same shapes and strides but for the number of keys. It counts the calls in a row whose
+    keys are alike. `attention` computes the same by the kernel that PyTorch chooses.
+    """
+
+    def __init__(self, scale: float, attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        self.scale, self.attention = scale, attention
+        self.sizes: tuple[object, ...] = ()  # of the keys, and the strides of keys and values
+        self.calls = 0  # in a row with these sizes
+        self.settled = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sizes = k.shape, k.stride(), v.stride()
+        if sizes != self.sizes:
+            self.sizes, self.calls, self.settled = sizes, 0, False
+        elif not self.settled:
+            self.calls += 1
+            # Planning is no part of a CUDA graph that is being captured.
+            self.settled = self.calls >= SETTLED and not torch.cuda.is_current_stream_capturing()
+        return self.attention(q, k, v) if self.settled else flash_attention(q, k, v, scale=self.scale)[0]
 
 
 def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:

@@ -1,21 +1,22 @@
 """Measures the maps of one text, or of a batch of texts: running sums of the head scores, one set a layer.
 
 Layers of the same shape and mask share their visible keys and their baselines, and are measured together as
-far as memory allows (`layer_stack.py`). Only sums are kept of them.
+far as memory allows, as the heads of one map: on a GPU, and for short texts on a CPU, starting an operation
+takes longer than computing it. Only sums are kept of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.tensors import check_tensor, check_whole_numbers
-from regard.heads.measures.layer_stack import PendingLayer, can_join, join_maps, join_statistics
-from regard.heads.measures.linear_scores import linear_scores
-from regard.heads.measures.query_scores import KnownStatistics, Options, TextScorer
+from regard.heads.measures.offsets import weight_back
+from regard.heads.measures.query_scores import KnownStatistics, Options, QueryScore, TextScorer
 from regard.heads.measures.running_sums import BLOCKS, RunningSums, sum_pieces
 from regard.heads.measures.tallies import Tallies
 from regard.heads.measures.without_sink import without_sink
@@ -24,6 +25,16 @@ from regard.pictures.patch_layout import PatchAxes
 
 CHUNK = 16  # texts, or batches of a survey, that are added up before they are added to those before them
 Ids = Tensor | Sequence[Tensor | None] | None
+MAX_NUMBERS, MAX_NUMBERS_ON_GPU = 1 << 22, 1 << 27
+"""The most numbers of q in a stack, which are copied: 16 MiB in float32, 256 MiB in bfloat16."""
+
+
+class PendingLayer(NamedTuple):
+    """A layer that is to be measured, and its statistics if they are known."""
+
+    map: AttentionMap | LinearAttentionMap
+    scorer: TextScorer
+    statistics: KnownStatistics | None
 
 
 class MeasuredStack(NamedTuple):
@@ -102,7 +113,7 @@ def measure_stacks(
             )
             scorers.append(scorer)
         layer = PendingLayer(m, scorer, None if known is None else next(known))
-        if stack and not can_join(stack, layer):
+        if stack and not _can_join(stack, layer):
             yield _measure_stack(stack, single)
             stack = []
         stack.append(layer)
@@ -114,8 +125,8 @@ def _measure_stack(stack: Sequence[PendingLayer], single: bool) -> MeasuredStack
     """Measure layers that can be joined."""
     maps = [layer.map for layer in stack]
     softmax_maps = [m for m in maps if isinstance(m, AttentionMap)]  # linear layers are not joined
-    joined = join_maps(softmax_maps) if softmax_maps else maps[0]
-    return MeasuredStack(_measure(joined, stack[0].scorer, join_statistics(stack), single), joined, maps)
+    joined = _join_maps(softmax_maps) if softmax_maps else maps[0]
+    return MeasuredStack(_measure(joined, stack[0].scorer, _join_statistics(stack), single), joined, maps)
 
 
 def _measure(
@@ -127,7 +138,7 @@ def _measure(
     """The running sums of a layer, or of layers joined."""
     B, H, T, S = m.matrix
     if isinstance(m, LinearAttentionMap):
-        scores, null = linear_scores(m, scorer)
+        scores, null = _linear_scores(m, scorer)
         by_name = {"value": scores, "null": null, "relabelled": {}, "without_sink": {}, "positional": {}}
         tallies = Tallies(torch.zeros(2, H, S, dtype=torch.float64, device=m.device))
     else:
@@ -146,6 +157,79 @@ def _measure(
         for name, part in by_name.items()
     }
     return RunningSums.from_pieces(sums, tallies.complete(H))
+
+
+def _can_join(stack: Sequence[PendingLayer], layer: PendingLayer) -> bool:
+    """Whether a layer can be measured with those before it."""
+    first, m = stack[0].map, layer.map
+    if type(m) is not AttentionMap or type(first) is not AttentionMap or layer.scorer is not stack[0].scorer:
+        return False
+    # A mask that distinguishes heads is that of one layer's heads.
+    if m.mask.biased or layer.scorer.visibility.keys.shape[1] != 1:
+        return False
+    same = all(_settings(m)[i] == setting for i, setting in enumerate(_settings(first)))
+    limit = MAX_NUMBERS if m.device.type == "cpu" else MAX_NUMBERS_ON_GPU
+    return same and (len(stack) + 1) * m.q.numel() <= limit
+
+
+def _settings(m: AttentionMap) -> tuple[object, ...]:
+    return m.q.shape, m.k.shape, m.q.dtype, m.lse.dtype, m.scale, m.softcap, m.sinks is None
+
+
+def _join_maps(maps: Sequence[AttentionMap]) -> AttentionMap:
+    """The maps (B, H, T, S) of several layers as one of layers · H heads."""
+    first = maps[0]
+    if len(maps) == 1:
+        return first
+    fields = {name: torch.cat([getattr(m, name) for m in maps], 1) for name in ("q", "k", "lse")}
+    sinks = None if first.sinks is None else torch.cat([m.sinks for m in maps if m.sinks is not None])
+    return first._with(**fields, sinks=sinks)
+
+
+def _join_statistics(layers: Sequence[PendingLayer]) -> KnownStatistics | None:
+    """The statistics of several layers as those of one map; None unless all are known."""
+    known = [layer.statistics for layer in layers if layer.statistics is not None]
+    if len(known) < len(layers):
+        return None
+    if len(known) == 1:
+        return known[0]
+    names = ("entropy", "distance", "received")
+    return SimpleNamespace(**{name: torch.cat([getattr(x, name) for x in known], 1) for name in names})
+
+
+def _linear_scores(
+    m: LinearAttentionMap, scorer: TextScorer
+) -> tuple[dict[str, QueryScore], dict[str, QueryScore]]:
+    """The scores of a linear layer's map (B, H, T, S), of either sign, and those of uniform attention.
+
+    They are scores of the shares that the magnitudes |W| have in their row, so that they compare with those
+    of softmax attention. Scores that depend on weights being probabilities, or on a sink, are not defined.
+    """
+    magnitudes, near = m.magnitudes(), scorer.options.near
+    B, H, T, _ = m.matrix
+    total = magnitudes.total.reshape(B, H, T)
+    # tiny: a row of zeros has no shares, and is not defined below.
+    known = total.clamp(min=torch.finfo(m.dtype).tiny)
+    defined = {name: score.defined for name, score in scorer.null.items()}
+    shares = [weight_back(m, back).abs() / known for back in range(min(near, T + m.first_position))]
+    zero = torch.zeros_like(known)
+    values = {
+        "previous_token": shares[1] if len(shares) > 1 else zero,
+        "itself": shares[0],
+        "local": sum(shares, zero),
+        "distance": magnitudes.distance.reshape(B, H, T),
+        "effective_length": magnitudes.entropy.reshape(B, H, T).exp(),
+    }
+    scores, null = {}, {}
+    keys = scorer.visibility.keys
+    for name, value in values.items():
+        if name == "effective_length":
+            scores[name] = QueryScore(value, defined["entropy"] & (total > 0))
+            null[name] = QueryScore(keys.to(value), defined["entropy"])
+        elif name in scorer.null:
+            scores[name] = QueryScore(value, defined[name] & (total > 0))
+            null[name] = scorer.null[name]
+    return scores, null
 
 
 def _check(m: AttentionMap | LinearAttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None:

@@ -15,6 +15,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from regard.attention.backends.triton import pool as triton_pool
+from regard.attention.backends.triton import row_reductions
+from regard.attention.backends.triton.column_sums import column_sums
 from regard.maps import kernels
 from regard.maps.data import MapData
 from regard.maps.spans import equal_bounds
@@ -55,7 +58,7 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
     `gain` (B, H, S), if given, multiplies the weights of every key; the maximum of a cell is then its entry
     of largest magnitude, with its sign.
     """
-    pooled = kernels.pool(m, rows, cols, gain)
+    pooled = kernels.run(triton_pool.pool, m, rows, cols, gain)
     if pooled is not None:
         return Overview(*pooled)
     return _pass_over_tiles(m, rows, cols, gain=gain, statistics=False)[0]
@@ -63,7 +66,7 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
 
 def statistics(m: MapData) -> RowStatistics:
     """Entropy, distance and largest score of every row, and the attention that every key receives."""
-    found = kernels.statistics(m)
+    found = kernels.run(row_reductions.statistics, m, m.first_position)
     if found is not None:
         return RowStatistics(*found)
     # One span each way: the cells are switched off, and the bins still have to hold every position.
@@ -73,7 +76,7 @@ def statistics(m: MapData) -> RowStatistics:
 
 def row_statistics(m: MapData) -> tuple[Tensor, Tensor]:
     """Entropy and distance of every row; on a GPU in less time than with what keys receive."""
-    return kernels.row_statistics(m) or statistics(m)[:2]
+    return kernels.run(row_reductions.row_statistics, m, m.first_position) or statistics(m)[:2]
 
 
 def summary(m: MapData, rows: Tensor, cols: Tensor) -> MapSummary:
@@ -85,7 +88,8 @@ def summary(m: MapData, rows: Tensor, cols: Tensor) -> MapSummary:
         overview, row_statistics = _pass_over_tiles(m, rows, cols)
         return MapSummary(*overview, *row_statistics)
     kept = None if m.kept is None else m.kept.pool(rows, cols, *m.matrix[2:])
-    if kept is None and (both := kernels.summary(m, rows, cols)) is not None:
+    both = None if kept is not None else kernels.run(triton_pool.summary, m, m.first_position, rows, cols)
+    if both is not None:
         return MapSummary(*both)
     return MapSummary(*(pool(m, rows, cols) if kept is None else kept), *statistics(m))
 
@@ -102,7 +106,7 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     # A few rows far apart are gathered; many cost less where they are.
     span = slice(int(rows[0]), int(rows[-1]) + 1)
     few = None if 2 * len(rows) > span.stop - span.start else rows - span.start
-    sums = kernels.column_sums(m.select_rows(span), row_weights[:, :, span], few)
+    sums = kernels.run(column_sums, m.select_rows(span), row_weights[:, :, span], few)
     if sums is not None:
         return sums
     q_bins = make_bins(find_runs(rows.cpu()), head_pass.QUERIES, m.device)
@@ -125,20 +129,20 @@ def received_from_all(m: MapData) -> Tensor:
         return m.lse.new_zeros(*m.matrix[:2], S)
     # expand: one number in memory for all rows.
     ones = m.lse.new_ones(()).expand(m.matrix[:3])
-    sums = kernels.column_sums(m, ones, None)
+    sums = kernels.run(column_sums, m, ones)
     return received(m, ones, torch.arange(T, device=m.device)) if sums is None else sums
 
 
 def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
-    largest = kernels.topk(m, k)
+    largest = kernels.run(row_reductions.topk, m, k) if k <= row_reductions.MOST else None
     if largest is not None:
         return largest
     best = m.lse.new_full((*m.matrix[:3], k), -torch.inf)
     indices = torch.full(best.shape, -1, device=m.device)
     if 0 not in m.matrix:
         largest_of = partial(HeadPass.largest, k=k)
-        for at, (values, keys) in _fold_tiles(m, _whole_tiling(m), largest_of):
+        for at, (values, keys) in _fold_tiles(m, _whole_tiling(m, head_pass.LARGE_TILE), largest_of):
             # The tiles of one head may come from several threads.
             values, order = torch.cat([best[at], values], -1).topk(k, dim=-1)
             best[at], indices[at] = values, torch.cat([indices[at], keys], -1).gather(-1, order)
@@ -148,7 +152,7 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
 
 def mass(m: MapData) -> Tensor:
     """The sum of every row, (B, H, T): below 1 under a mask that is narrower than that of lse."""
-    sums = kernels.row_sums(m)
+    sums = kernels.run(row_reductions.row_sums, m)
     if sums is not None:
         return sums
     total = m.lse.new_zeros(m.matrix[:3])
@@ -168,10 +172,10 @@ def fill_dense(m: MapData, dense: Tensor) -> None:
         pass
 
 
-def _whole_tiling(m: MapData) -> Tiling:
-    """The tiles of all rows and keys, a place for each."""
-    T, S = m.matrix[2:]
-    return Tiling(m, whole_bins(T, head_pass.QUERIES, m.device), whole_bins(S, head_pass.KEYS, m.device))
+def _whole_tiling(m: MapData, size: int = head_pass.TILE) -> Tiling:
+    """The tiles of all rows and keys, a place for each, of at most `size` weights."""
+    sides = zip(m.matrix[2:], (head_pass.QUERIES, head_pass.KEYS), strict=True)
+    return Tiling(m, *(whole_bins(n, side, m.device) for n, side in sides), size)
 
 
 def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:
@@ -241,8 +245,8 @@ def _pass_over_tiles(
             stats.entropy[at] += q_bins.by_position(of_places.entropy, T)
             distance = tiling.distances(of_places.total_and_back)
             stats.distance[at] += q_bins.by_position(distance, T)
-            stats.received[at] += k_bins.by_position(of_places.received, S)
-            total[at] += q_bins.by_position(of_places.total_and_back[0], T)
+            stats.received[at] += k_bins.by_position(of_places.received.squeeze(1), S)
+            total[at] += q_bins.by_position(of_places.total_and_back[:, 0], T)
             of_rows = q_bins.by_position(of_places.largest, T)
             largest[at] = torch.maximum(largest[at], of_rows)
     overview.mass.div_(q_bins.sizes[:, None])
@@ -274,7 +278,7 @@ def _fold_tiles(
     threads = torch.get_num_threads() if m.device.type == "cpu" else 1
     # Several heads at once where a block of queries of one head fills no tile.
     numbers = head_pass.QUERIES * max(head_pass.KEYS, len(tiling.k_bins.places))
-    at_once = min(max(1, head_pass.TILE // numbers), -(-B * H // threads), H)
+    at_once = min(max(1, tiling.size // numbers), -(-B * H // threads), H)
     # As many groups a sequence as keep all threads busy to the end.
     groups = -(-H // at_once)
     at_once = -(-H // (-(-groups // threads) * threads)) if at_once > 1 else 1

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from regard.attention.attend import attend
+from regard.attention.backends.triton.row_reductions import row_sums as row_sums_kernel
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps import kernels
 from regard.maps.data import MapData
-from regard.maps.index import diagonal_spans
+from regard.maps.index import diagonal_spans, select_kv_heads
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
-from regard.maps.product import multiply
 from regard.maps.tile_passes import overview, precision, sweep
 from regard.maps.tile_passes.dense_rows import partial_weights, tile_weights
+from regard.maps.tile_passes.sweep import finite_lse
 
 BAND_ROWS = 128  # queries of a tile along a band
 BAND_NUMBERS = 1 << 22  # weights of one such tile: wider bands are passed over in tiles that fit the cache
@@ -62,7 +65,7 @@ def row_sums(m: MapData, gain: Tensor) -> Tensor:
 
     def add_up(group: precision.HeadGroup) -> list[Tensor]:
         u = gain[group.batch, group.heads]
-        sums = kernels.row_sums(group.data, gain=u)
+        sums = kernels.run(row_sums_kernel, group.data, u)
         # Fused attention takes values in the dtype of q and k, or all of them in float32.
         return [multiply(group.data, u.unsqueeze(-1)).squeeze(-1) if sums is None else sums]
 
@@ -117,3 +120,34 @@ def diagonal(m: MapData, offset: int) -> Tensor:
     rows, keys = diagonal_spans(offset, *m.matrix[2:])
     (weights,) = precision.compute(m, lambda group: [sweep.diagonal(group.data, rows, keys)], rows)
     return weights
+
+
+def multiply(m: MapData, v: Tensor) -> Tensor:
+    """The weights times values (B, G or H, S, E), (B, H, T, E) in the dtype of v, by fused attention."""
+    B, H, T, _ = m.matrix
+    if v.shape[1] != m.k.shape[1]:  # values for each query head: each reads its own copy of the keys
+        # `precise` stays: repeating keys changes neither the scores nor which heads are large.
+        m = m._with(k=m.k.repeat_interleave(H // m.k.shape[1], 1), precise=m.precise)
+    output = v.new_empty(B, H, T, v.shape[-1])
+    for group in precision.head_groups(m):
+        values = select_kv_heads(v[group.batch], group.heads, H)
+        output[group.batch, group.heads] = _multiply(group.data, values).to(v.dtype)
+    return output
+
+
+def _multiply(m: MapData, v: Tensor) -> Tensor:
+    """The weights times values (B, G, S, E), in a dtype that loses nothing of q, k or v."""
+    wide = m.lse.dtype if m.lse.dtype == torch.float64 else m.q.dtype
+    dtype = torch.promote_types(wide, v.dtype)
+    output, lse = attend(
+        m.q.to(dtype),
+        m.k.to(dtype),
+        v.to(dtype),
+        mask=m.mask,
+        scale=m.scale,
+        softcap=m.softcap,
+        sinks=m.sinks,
+        return_lse=True,
+    )
+    # Rescale to the map's own lse, from which all its other numbers are computed: a wrong one has to show.
+    return output * (lse.detach() - finite_lse(m.lse)).exp_().unsqueeze(-1)
