@@ -16,8 +16,7 @@ from regard.auditor.answers import answer, decide
 from regard.auditor.batch import ID_NAMES, TextBatch, read_batch
 from regard.auditor.diagnosis import diagnose
 from regard.auditor.expectation import is_causal_model
-from regard.auditor.inside import read_layers
-from regard.auditor.joined_readings import join_readings
+from regard.auditor.inside import join_readings, read_layers
 from regard.auditor.outside import Prober
 from regard.auditor.ranks import Ranks, join_ranks
 from regard.auditor.result import Audit

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from regard.auditor.catalogue import reading_lines, reading_mistakes
+from regard.auditor.diagnosis import reading_lines, reading_mistakes
 from regard.checker.catalogue import CATALOGUE, unknown_mistake
 from regard.checker.examples import (
     PROPERTY_TESTS,
@@ -20,8 +20,13 @@ from regard.checker.examples import (
 )
 from regard.cli.learn import FULL_PAGE
 from regard.learn.course import get_lesson
-from regard.learn.explanation import explain_in_lesson, lessons_about
-from regard.learn.mistakes import MODEL_MISTAKES, ModelMistake, find_mistake
+from regard.learn.wrong_ways import (
+    MODEL_MISTAKES,
+    ModelMistake,
+    explain_in_lesson,
+    find_mistake,
+    lessons_about,
+)
 
 STYLES = {"+": "green", "-": "red", " ": ""}
 

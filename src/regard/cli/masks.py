@@ -7,11 +7,11 @@ from pathlib import Path
 
 import typer
 
+from regard.auditor.batch import sample_batches
 from regard.auditor.inside import layers_title
 from regard.auditor.model_audit import audit
 from regard.auditor.picture import LEGEND, terminal_picture
 from regard.auditor.result import Audit
-from regard.auditor.sample_batches import sample_batches
 from regard.cli.audit import run_audit, write_page
 from regard.cli.parts.model import open_module
 from regard.cli.parts.signals import allow_closed_pipe

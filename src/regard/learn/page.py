@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.learn.course import LESSONS, next_lesson
 from regard.learn.lesson import Lesson
-from regard.learn.mistakes import find_mistake
+from regard.learn.wrong_ways import find_mistake
 from regard.support.files import atomic_write
 from regard.support.imports import extra
 

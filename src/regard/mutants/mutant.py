@@ -21,8 +21,15 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Answer
 from regard.checker.visibility import Asked
-from regard.mutants.call_reader import CallReader, Reading, as_output, in_layout, tensors_by_place
-from regard.mutants.call_signature import CallSignature, read_signature
+from regard.mutants.call_reader import (
+    CallReader,
+    CallSignature,
+    Reading,
+    as_output,
+    in_layout,
+    read_signature,
+    tensors_by_place,
+)
 
 UNSEEN = 1e-6  # a relative difference that is rounding
 EXPLAINED = 200  # reasons after which no more are asked for: gradcheck makes thousands of calls

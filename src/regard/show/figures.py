@@ -20,9 +20,18 @@ from regard.show.data.head_rows import TextHeads
 from regard.show.data.layer_description import find_axis_tokens
 from regard.show.data.patch_tokens import patch_axes, token_lists
 from regard.show.data.titles import title_of_tokens
-from regard.show.figure_axes import Labels, describe_cell, draw_map
-from regard.show.figure_cells import Drawable, Reduce
-from regard.show.figure_layout import SOFT, WARNING, FigureWords, draw_keys, lay_out
+from regard.show.figure_drawing import (
+    SOFT,
+    WARNING,
+    Drawable,
+    FigureWords,
+    Labels,
+    Reduce,
+    describe_cell,
+    draw_keys,
+    draw_map,
+    lay_out,
+)
 from regard.stages.figures.picture import MAX_NUMBERED_SIDE
 from regard.support.cell_output import new_figure, release
 from regard.support.characters import show_invisible

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard.learn.exercise import marks_of, plain_solution
 from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE
 from regard.learn.lesson import Lesson, Outcome, Task
-from regard.learn.mistakes import find_mistake
-from regard.learn.wrong_ways import usual_mistakes
+from regard.learn.wrong_ways import find_mistake, usual_mistakes
 
 if TYPE_CHECKING:
     from regard.learn.hints.first_difference import LineDifference

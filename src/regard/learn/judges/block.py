@@ -15,17 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import causal_weights
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import describe_answer
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw, input_generator
-from regard.learn.judges.tables.variants import edited_variants, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, is_right, named_mistake
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import (
+    check_attention,
+    edited_variants,
+    find_variant,
+    is_right,
+    named_mistake,
+)
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
-from regard.learn.mistakes import MODEL_MISTAKES
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
-from regard.learn.wrong_ways import define
+from regard.learn.wrong_ways import MODEL_MISTAKES, define
 
 BOUND = 0.72  # four fifths of the way from the best loss without attention, 0.921, to the entropy, 0.668
 STEPS, BATCH, EVERY, LEARNING_RATE = 600, 32, 25, 3e-3

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
@@ -19,6 +18,8 @@ from regard.learn.judges.tables.verdicts import (
     check_attention,
     example_picture,
     find_dropout_elsewhere,
+    seeking_keys,
+    seeking_queries,
 )
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import WrongWay, define, wrong_ways

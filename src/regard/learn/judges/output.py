@@ -14,13 +14,18 @@ from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, find_wrong_output, find_wrong_weights
-from regard.learn.judges.tables.equality import is_equal
-from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, example_picture
+from regard.learn.judges.tables.relations import is_equal
+from regard.learn.judges.tables.verdicts import (
+    Variant,
+    check_attention,
+    example_picture,
+    find_variant,
+    seeking_keys,
+    seeking_queries,
+)
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.stages.example import TOKENS, X, with_weights
 

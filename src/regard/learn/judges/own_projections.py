@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import attend
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import Variant, attend, find_variant
 from regard.learn.lesson import Outcome
 
 NAN = 9.0  # in place of NaN, and no weight

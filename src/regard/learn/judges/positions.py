@@ -16,16 +16,18 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
 from regard.learn.judges.own_projections import causal_weights, find_wrong_output
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, edited_variants, find_variant
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.verdicts import (
+    Variant,
     attend,
     check_attention,
+    edited_variants,
     example_picture,
+    find_variant,
     is_right,
     named_mistake,
 )

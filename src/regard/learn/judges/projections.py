@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.learn.judges.self_attention import TRIAL, example_weights, find_wrong_form, judge_self_attention
-from regard.learn.judges.tables.equality import is_equal
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.relations import is_equal
 from regard.learn.lesson import Outcome, Task
 from regard.stages.example import WK, WQ, X
 

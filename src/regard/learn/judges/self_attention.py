@@ -14,11 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import attend, check_attention, example_picture
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import (
+    Variant,
+    attend,
+    check_attention,
+    example_picture,
+    find_variant,
+)
 from regard.learn.lesson import Outcome, Trial
 from regard.stages.example import WK, WQ, WV, X
 

@@ -21,10 +21,10 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
-from regard.learn.judges.tables.equality import largest_difference
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
+from regard.learn.judges.tables.relations import largest_difference
 from regard.learn.judges.tables.verdicts import named_mistake
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 

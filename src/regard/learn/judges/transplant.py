@@ -19,12 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import NAN, wrong_weights
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import is_right, named_mistake
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import Variant, find_variant, is_right, named_mistake
 from regard.learn.judges.trained_heads import block_of, encode, load_model
 from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import define, wrong_ways

@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import error_outcome
-from regard.learn.judges.tables.relations import describe_relation
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, find_overwritten, is_right
+from regard.learn.judges.tables.relations import TOLERANCE, describe_relation, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import (
+    Variant,
+    check_attention,
+    find_overwritten,
+    find_variant,
+    is_right,
+)
 from regard.learn.lesson import Outcome, Task, Trial
-from regard.learn.mistakes import sentence
 from regard.learn.wrong_ways import (
     WrongWay,
     define,
@@ -32,6 +35,7 @@ from regard.learn.wrong_ways import (
     judge_table,
     lines_to_write,
     read_pairs,
+    sentence,
     wrong_ways,
 )
 

@@ -1,19 +1,22 @@
-"""What the judges of several lessons share: outcomes from the checker, from guesses, and from comparisons."""
+"""What the judges of several lessons share: outcomes from the checker and from variants, and pictures.
+
+A learner's answer is named by the wrong way of the task that gives the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.checker.errors import CheckError
+from regard.learn.judges.tables.relations import is_equal
 from regard.learn.lesson import Outcome, WeightPicture
-from regard.learn.mistakes import find_mistake
-from regard.learn.wrong_ways import read_pairs
+from regard.learn.wrong_ways import define, find_mistake, read_pairs, wrong_ways
 from regard.stages.example import TOKENS
 from regard.support.quick_torch import complete_torch
 
@@ -117,3 +120,52 @@ def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | 
 def attend(module: Any, *inputs: Tensor) -> Any:
     """Return the output and the weights: of the method `attention`, or of a forward pass without one."""
     return module.attention(*inputs) if hasattr(module, "attention") else module(*inputs)
+
+
+class Variant(NamedTuple):
+    """A wrong way to do a task: what it gives, and what is said about it.
+
+    A `mistake` of the catalogue or of `mistakes` brings its effect; `said` replaces it, where the lesson has
+    words of its own.
+    """
+
+    answer: Tensor
+    mistake: str = ""
+    said: str = ""
+    hint: str = ""
+
+    def outcome(self, task: str) -> Outcome:
+        """Return what is said to a learner whose answer this is."""
+        entry = find_mistake(self.mistake)
+        effect = entry.effect if entry else ""
+        return Outcome(task, "wrong", self.said or effect, self.mistake, self.hint)
+
+
+def edited_variants(noun: str, task: str, run: Callable[[Any], Tensor]) -> Iterator[Variant]:
+    """Yield what each wrong way of a task gives: `run` gets the edited class or function of the solution."""
+    for way in wrong_ways(noun, task):
+        edited = define(noun, task, way.right, way.wrong)
+        yield Variant(run(edited), way.mistake, way.said, way.hint)
+
+
+def find_variant(task: str, answer: Tensor, variants: Iterable[Variant]) -> Outcome | None:
+    """Return the outcome of the first variant that a learner's answer equals; None if it equals none."""
+    for variant in variants:
+        if is_equal(answer, variant.answer):
+            return variant.outcome(task)
+    return None
+
+
+SHARPNESS = 3.0
+
+
+def seeking_queries() -> Tensor:
+    """Return W_q (3, 2): the query of a token is the sum of its numbers, and 0."""
+    return torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+
+
+def seeking_keys(high: int, low: int) -> Tensor:
+    """Return W_k (3, 2): the key of a token is large if its number `high` is above its number `low`."""
+    weight = torch.zeros(3, 2)
+    weight[high, 0], weight[low, 0] = SHARPNESS, -SHARPNESS
+    return weight
