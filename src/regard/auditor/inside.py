@@ -177,7 +177,6 @@ def read_layer(
 
 
 def _is_within_rank(mask: Mask, ranks: Ranks) -> bool:
-    """Whether a part of a mask hides the keys of other ranks."""
     if ranks.rows is None:
         return False
     numbers = torch.cat([torch.full_like(rows, i) for i, rows in enumerate(ranks.positions)])
@@ -221,7 +220,6 @@ def _data(reading: LayerReading) -> dict[str, Any]:
 
 
 def _reading(data: dict[str, Any]) -> LayerReading:
-    """Return a reading from what JSON has made of it."""
     cells = {q: Cells(n, None if first is None else Cell(*first)) for q, (n, first) in data["wrong"].items()}
     shares = {question: torch.tensor(share, device="cpu") for question, share in data["shares"].items()}
     others = {name: tuple(data[name]) for name in ("lost", "asked", "shape")}

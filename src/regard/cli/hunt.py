@@ -116,7 +116,6 @@ def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) 
 
 
 def _give_away(console: Any, folder: Path, progress: LearnerProgress) -> None:
-    """Show the mistake of the last puzzle."""
     console.print(solve(make_puzzle(progress.puzzle)), markup=False)
     progress.puzzle = ""
     _keep(folder, progress)

@@ -43,7 +43,6 @@ def masks(*, target: str, out: Path | None, tokens: int) -> None:
 
 
 def _draw(result: Audit) -> None:
-    """Print the mask of each kind of layer."""
     for layers in result.groups():
         unjudged = "" if layers[0].expected else "; not compared with what it should see"
         typer.echo(escape(f"{layers_title(layers)}: {layers[0].mask}{unjudged}"))

@@ -98,7 +98,6 @@ def _lesson_list(current: Lesson) -> str:
 
 
 def _how_to_go_on(lesson: Lesson) -> str:
-    """The commands that follow a lesson's text."""
     if not lesson.has_code:
         following = next_lesson(lesson)
         argument = "hunt" if following is None else following.number

@@ -315,7 +315,6 @@ def as_output(t: Tensor, reading: Reading) -> Tensor | None:
 
 
 def _find_others(tensors: dict[Any, Tensor], right: Answer) -> dict[str, Any]:
-    """Return the places of the weights in a result."""
     if (weights := right.weights) is None:
         return {}
     for place, tensor in tensors.items():
@@ -335,7 +334,6 @@ def _window(window: Any, convention: Convention) -> dict[str, Any]:
 
 
 def _with_mask(question: Question, mask: Any, meaning: str, convention: Convention) -> Question:
-    """Return a question with a mask of the call."""
     if isinstance(mask, Mask):
         return _with_named_mask(question, mask)
     if not isinstance(mask, Tensor):

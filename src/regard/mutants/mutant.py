@@ -193,7 +193,6 @@ def make_mutant(
 
 
 def _answer(result: Any, reading: Reading, mutant: Mutant, log: CallLog) -> Any:
-    """Return a result with the answer of a mistake in place of the right one."""
     question, right = reading.question, reading.right
     # Kernels compute in float32 where their inputs are in half precision.
     dtype = torch.promote_types(question.dtype, torch.float32)

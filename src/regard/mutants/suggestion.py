@@ -436,7 +436,6 @@ def _suggest(
 
 
 def _shows(reading: Reading, mutant: Mutant, dtype: torch.dtype) -> bool:
-    """Return whether a mutant is clearly off on a call."""
     if "detach" in mutant.change:
         return reading.question.k.shape[2] > 1
     question = reading.question.to(torch.promote_types(dtype, torch.float32))

@@ -96,7 +96,6 @@ def _run(fields: dict[str, Any]) -> None:
 
 
 def _end(process: Any) -> None:
-    """End a fork, if it has not ended yet, with what it has started."""
     with contextlib.suppress(OSError):  # it has not made its group yet, or the group is gone
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
@@ -238,7 +237,6 @@ class SuiteRuns:
 
 
 def _judge(mutant: Mutant, line: dict[str, Any]) -> MutantResult:
-    """Return what became of a mutant."""
     report = line.get("report")
     if report is None:
         how = line.get("error") or f"the suite {line['end']}"

@@ -150,7 +150,6 @@ def _capture_words(
 
 
 def _capitalised(sentence: str) -> str:
-    """Return a sentence with a capital letter and a full stop."""
     return sentence and sentence[0].upper() + sentence[1:].rstrip(".") + "."
 
 
@@ -217,7 +216,6 @@ def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
 def _plot(
     heads: Sequence[Drawable], labels: Labels, words: FigureWords, ax: Any, scale: Scale, reduce: Reduce
 ) -> Any:
-    """Draw one head, or all heads of a layer, and return the figure."""
     for name, value, choices in (("scale", scale, ("linear", "log")), ("reduce", reduce, ("mass", "max"))):
         if value not in choices:
             raise ValueError(f"{name}: expected {choices[0]!r} or {choices[1]!r}, got {value!r}")

@@ -67,7 +67,6 @@ def _function(name: str, about: dict[str, Any], shared: dict[str, Any]) -> Calla
 
 
 def _parameter(name: str, about: dict[str, Any]) -> Parameter:
-    """Return a parameter as Typer reads it."""
     default = about.get("default")
     kind = KINDS[about["type"]] if "type" in about else type(default)
     if "choices" in about:

@@ -272,7 +272,7 @@ def _with_name(
     # Both are the learner's lines, and what they raise has been said already.
     with contextlib.suppress(Exception):
         exec(solution.replace(difference.right, own), vars(alone))
-        first = task.judge(getattr(alone, task.name), alone)
+        first = task.outcome(getattr(alone, task.name), alone)
         # A line that reads other names of the learner's says nothing without the lines around it.
         if UNKNOWN_NAME.search(first.message) and not UNKNOWN_NAME.search(outcome.message):
             return outcome

@@ -247,7 +247,6 @@ def estimate_size(contents: Contents, exact: bool = False) -> int:
 
 
 def _count_numbers(meta: dict[str, Any]) -> int:
-    """Count the numbers in all queries and keys."""
     layers = [layer for text in meta["texts"] for layer in text["layers"]]
     return sum(x["width"] * (len(x["heads"]) * x["rows"] + x["kv_heads"] * x["cols"]) for x in layers)
 

@@ -93,7 +93,6 @@ class Site(Answers):
         return answer
 
     def _job(self, name: str) -> Callable[[Request], Any]:
-        """Return an endpoint that starts a job and streams its lines."""
 
         async def answer(request: Request) -> Response:
             job = self.prepare(name, await read_body(request, self.limits))

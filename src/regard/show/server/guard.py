@@ -102,7 +102,6 @@ def parameters(query: bytes, name: str) -> list[str]:
 
 
 def _match_once(values: list[str], secret: str) -> bool:
-    """Return whether there is one value, and it is the secret."""
     return len(values) == 1 and _match(values[0], secret)
 
 
@@ -260,7 +259,6 @@ class Guard:
             raise NoSecretError
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Refuse a request from another page."""
         if scope["method"] == "POST":
             origin = headers.get("origin")
             # Clients that are no browsers, as curl, send no Origin; a browser always does with a POST.
@@ -289,10 +287,8 @@ class RefusalPage:
 
 
 def _is_page(scope: Scope) -> bool:
-    """Return whether a request is for the page itself."""
     return scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
 
 
 def _refuse(refusal: RefusedError) -> Response:
-    """Return a refusal as JSON."""
     return JSONResponse({"error": str(refusal)}, refusal.status)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.checker.errors import CheckError
 from regard.learn.judges.tables.relations import is_equal
-from regard.learn.lesson import Outcome, WeightPicture
+from regard.learn.lesson import NotDoneError, Outcome, WeightPicture
 from regard.learn.wrong_ways import define, find_mistake, read_pairs, wrong_ways
 from regard.stages.example import TOKENS
 from regard.support.quick_torch import complete_torch
@@ -81,26 +81,27 @@ def outcome_of_report(name: str, report: Report, done: str, hints: dict[str, str
     return Outcome(name, "wrong", f"no known mistake gives these numbers: {reason}")
 
 
-def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -> Outcome:
-    """Return the outcome for a mistake of the catalogue or of `mistakes`, with what shows it."""
+def named_mistake(mistake: str, evidence: str = "", hint: str = "") -> NotDoneError:
+    """Return what to raise for a mistake of the catalogue or of `mistakes`, with what shows it."""
     entry = find_mistake(mistake)
     assert entry is not None, mistake
-    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint)
+    return NotDoneError(f"{entry.effect} {evidence}".strip(), mistake, hint)
 
 
 def find_overwritten(name: str, arguments: Sequence[Any], originals: Sequence[Any]) -> Outcome | None:
     """Return the outcome for code that has changed its arguments, of which there are copies; else None."""
     for argument, original in zip(arguments, originals, strict=True):
         if isinstance(argument, Tensor) and not torch.equal(argument, original):
-            return named_mistake(name, "input-overwritten", "One of its arguments has changed.")
+            problem = named_mistake("input-overwritten", "One of its arguments has changed.")
+            return problem.outcome(name)
     return None
 
 
-def find_dropout_elsewhere(name: str, cls: Any, init: dict[str, Any], x: Tensor) -> Outcome | None:
-    """Return the outcome for a causal module whose dropout leaves the weights alone; else None."""
+def drops_weights(cls: Any, init: dict[str, Any], x: Tensor) -> bool:
+    """Return whether the dropout of a causal module drops some of its weights."""
     dropped = attend(cls(**init | {"dropout": 0.5}).train(), x)[1]  # (…, T, T)
     visible = torch.ones(dropped.shape[-2:], dtype=torch.bool).tril()
-    return None if (dropped[..., visible] == 0).any() else named_mistake(name, "dropout-on-values")
+    return bool((dropped[..., visible] == 0).any())
 
 
 def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
@@ -134,11 +135,11 @@ class Variant(NamedTuple):
     said: str = ""
     hint: str = ""
 
-    def outcome(self, task: str) -> Outcome:
+    def problem(self) -> NotDoneError:
         """Return what is said to a learner whose answer this is."""
         entry = find_mistake(self.mistake)
         effect = entry.effect if entry else ""
-        return Outcome(task, "wrong", self.said or effect, self.mistake, self.hint)
+        return NotDoneError(self.said or effect, self.mistake, self.hint)
 
 
 def edited_variants(noun: str, task: str, run: Callable[[Any], Tensor]) -> Iterator[Variant]:
@@ -148,12 +149,11 @@ def edited_variants(noun: str, task: str, run: Callable[[Any], Tensor]) -> Itera
         yield Variant(run(edited), way.mistake, way.said, way.hint)
 
 
-def find_variant(task: str, answer: Tensor, variants: Iterable[Variant]) -> Outcome | None:
-    """Return the outcome of the first variant that a learner's answer equals; None if it equals none."""
+def reject_variants(answer: Tensor, variants: Iterable[Variant]) -> None:
+    """Raise what is said of the first variant that a learner's answer equals."""
     for variant in variants:
         if is_equal(answer, variant.answer):
-            return variant.outcome(task)
-    return None
+            raise variant.problem()
 
 
 SHARPNESS = 3.0
