@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.cli.parts.demo_text import UNFINISHED_STORY
 from regard.cli.parts.input_texts import cut_windows, read_texts
 from regard.cli.parts.model import Model
-from regard.cli.parts.progress_bar import progress_bar
+from regard.cli.parts.output import progress_bar
 from regard.heads.tables.table_text import check_label
 from regard.interventions import Edit, Effect, effect, intervene, mean_outputs
 from regard.interventions import ablate as edit_heads

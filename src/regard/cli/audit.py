@@ -9,7 +9,7 @@ from typing import Any
 from regard.auditor.model_audit import audit as run
 from regard.auditor.result import Audit, write_audits
 from regard.checker.subject.locate import locate
-from regard.cli.parts.verdict import EXIT_CODES, end_with
+from regard.cli.parts.output import EXIT_CODES, end_with
 
 MAKE = "A function without arguments that returns (model, batch), or a Trainer of Transformers or TRL."
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.input_texts import check_length, cut_windows, read_texts
 from regard.cli.parts.model import Model
-from regard.cli.parts.progress_bar import progress_bar
+from regard.cli.parts.output import progress_bar
 from regard.interventions import effect, evict
 from regard.policies.retention import (
     RetentionCurve,

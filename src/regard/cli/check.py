@@ -14,8 +14,7 @@ from rich.text import Text
 from regard.checker.errors import CheckError
 from regard.checker.reports.report import Report, report_lines
 from regard.checker.sandbox import check_in_process
-from regard.cli.parts.signals import allow_closed_pipe
-from regard.cli.parts.verdict import EXIT_CODES, end_with
+from regard.cli.parts.output import EXIT_CODES, allow_closed_pipe, end_with
 from regard.support.characters import escape
 
 
@@ -105,7 +104,6 @@ def print_report(report: Report) -> None:
 
 
 def _print_catalogue(as_json: bool) -> None:
-
     from regard.checker.catalogue import CATALOGUE, THEMES
 
     if as_json:

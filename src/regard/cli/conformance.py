@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from regard.cli.parts.verdict import EXIT_CODES, end_with
+from regard.cli.parts.output import EXIT_CODES, end_with
 from regard.conformance.case_folder import write_cases
 from regard.conformance.judgement import judge as run
 from regard.support.characters import escape

@@ -53,7 +53,6 @@ def parse_lessons(text: str | None) -> list[Lesson]:
 
 
 def _print_grade(submission: SubmissionGrade) -> None:
-
     console = Console(highlight=False)
     title = f"{submission.name}: {submission.points} of {submission.of} points"
     console.print(Text(escape(title), style="bold"))

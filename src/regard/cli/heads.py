@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.input_texts import cut_windows, read_texts
 from regard.cli.parts.model import Model
-from regard.cli.parts.progress_bar import progress_bar
+from regard.cli.parts.output import progress_bar
 from regard.heads import HeadTable, study
 from regard.heads.tables.table_text import caption, check_label, summary_text
 from regard.interventions import importance

@@ -79,7 +79,6 @@ def _choose(progress: LearnerProgress) -> str:
 
 
 def _show(console: Any, puzzle: Puzzle) -> None:
-
     # markup=False, here and below: names and code hold brackets, which Rich would read as styles.
     console.print(f"One mistake is in `{puzzle.subject}`. Which?\n", markup=False)
     console.print(
@@ -122,5 +121,4 @@ def _give_away(console: Any, folder: Path, progress: LearnerProgress) -> None:
 
 
 def _keep(folder: Path, progress: LearnerProgress) -> None:
-
     write_progress(folder, progress)

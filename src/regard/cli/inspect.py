@@ -12,8 +12,8 @@ from rich.console import Console
 
 from regard.cli.parts.demo_text import STORY, TITLE
 from regard.cli.parts.model import Model
+from regard.cli.parts.output import show_steps
 from regard.cli.parts.page_server import serve
-from regard.cli.parts.progress_bar import show_steps
 from regard.gpt import GPT
 from regard.gpt.training.corpus import read
 from regard.gpt.training.history import read_run
@@ -75,7 +75,6 @@ def inspect(
         raise ValueError("--exact: expected it with --out FILE.html, as in --out page.html")
 
     def prepare(report: ReportProgress) -> Prepared:
-
         if captures:
             opened, inside, seen = None, None, [_loaded(path) for path in captures]
             titles = [path.name for path in captures]
@@ -156,7 +155,6 @@ def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
 
 
 def _loaded(path: Path) -> Capture:
-
     found = load(path)
     if not isinstance(found, Capture):
         raise ValueError(f"{path}: expected a capture, a folder that seen.save(…) wrote, got one map")

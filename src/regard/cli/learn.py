@@ -94,14 +94,12 @@ def learn(
 
 
 def _lesson(text: str) -> Lesson:
-
     if not text.isdecimal():
         raise ValueError(f"expected the number of a lesson, 0 to {LESSONS[-1].number}, or hunt, got {text!r}")
     return get_lesson(int(text))
 
 
 def _list(folder: Path) -> None:
-
     progress = read_progress(folder)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right", no_wrap=True)
@@ -176,14 +174,12 @@ def _may_replace(path: Path) -> bool:
 
 
 def _print_solution(lesson: Lesson) -> None:
-
     if not lesson.has_code:
         raise ValueError(f"lesson {lesson.number} has nothing to write")
     typer.echo(plain_solution(lesson.solution), nl=False)
 
 
 def _write_notebook(lesson: Lesson, folder: Path) -> None:
-
     path = folder / f"lesson{lesson.number}.ipynb"
     if path.exists() and not _may_replace(path):
         return

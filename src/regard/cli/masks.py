@@ -14,7 +14,7 @@ from regard.auditor.picture import LEGEND, terminal_picture
 from regard.auditor.result import Audit
 from regard.cli.audit import run_audit, write_page
 from regard.cli.parts.model import open_module
-from regard.cli.parts.signals import allow_closed_pipe
+from regard.cli.parts.output import allow_closed_pipe
 from regard.support.characters import escape
 
 # A folder or a name on the hub ends in no .py.

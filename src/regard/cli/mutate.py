@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from regard.cli.parts.verdict import end_with
+from regard.cli.parts.output import end_with
 from regard.mutants.suite_runs import mutate as run
 from regard.support.characters import escape
 

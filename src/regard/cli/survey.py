@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from regard.cli.parts.model import Model
-from regard.cli.parts.progress_bar import progress_bar
+from regard.cli.parts.output import progress_bar
 from regard.heads.corpus_survey.survey import (
     Shard,
     SurveyModel,
