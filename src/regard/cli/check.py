@@ -37,6 +37,7 @@ def check(
             _print_catalogue(as_json)
         return
     if visibility:
+        # Here, since it imports PyTorch, and so does the catalogue below: code is checked in another process.
         from regard.checker.visibility import measure_visibility
 
         end_with(measure_visibility(), 0, as_json)
