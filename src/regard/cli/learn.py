@@ -74,7 +74,7 @@ def learn(
             raise ValueError("expected the number of a lesson, as in regard learn 3 --check")
         _list(folder)
     elif lesson == "hunt":
-        # Here, since it imports PyTorch, and so does the viewer below: a lesson is listed and judged without it.
+        # Here, since it imports PyTorch, as the viewer below does: lessons are listed and judged without it.
         from regard.cli.hunt import hunt
 
         hunt(folder, answer, give_up)
