@@ -86,7 +86,7 @@ def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def slow_line(browser: Any) -> dict[str, Any]:
     """The first view at 50 kB/s with 400 ms of latency, and the bytes of the page's own code."""
-    from regard.show.server.assets import page_files
+    from regard.show.server.app import page_files
 
     sizes = {path: len(gzip.compress(file.body, 6)) for path, file in page_files().items()}
     runs = []

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from regard.auditor import audit
+from regard.auditor.batch import sample_batches
 from regard.auditor.picture import Section, cells_of, page
-from regard.auditor.sample_batches import sample_batches
 from regard.cli import main
 from tests.auditor.small_models import MODELS, padded, small_model
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard
-from regard.auditor.catalogue import reading_mistakes
+from regard.auditor.diagnosis import reading_mistakes
 from tests.auditor.planted import (
     DOCUMENTS,
     FAULTS,

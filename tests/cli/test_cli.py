@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 import regard
 from regard.cli import app, main
 from regard.cli.parts import welcome
+from regard.cli.parts.command_table import TABLE
 
 run = CliRunner().invoke
 NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value
@@ -51,6 +54,17 @@ def test_every_command_has_examples_that_name_it() -> None:
         assert command.callback is not None
         name = command.name or command.callback.__name__
         assert f"  regard {name}" in run(app, [name, "--help"]).output
+
+
+def test_the_function_of_every_command_takes_what_the_table_says() -> None:
+    for name, about in TABLE.items():
+        if "options" not in about:  # a group, and what commands share
+            continue
+        place, *rest = name.replace("-", "_").split()
+        function = getattr(import_module(f"regard.cli.{place}"), (rest or [place])[0])
+        names = [*about["options"], *([about["extra_words"]] if "extra_words" in about else [])]
+        inspect.signature(function).bind(**dict.fromkeys(names))
+        assert all(about["options"][option] or option in TABLE["shared"] for option in about["options"])
 
 
 def test_help_fits_80_columns() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.cli import main
+from regard.cli import data, main
 from regard.cli.parts.signals import unwind_on_signals
-from regard.gpt.files import downloads
 from regard.support.files import atomic_write
 
 
@@ -28,7 +27,7 @@ def test_what_was_being_written_is_removed(
             finally:
                 os.kill(os.getpid(), number)  # `timeout` sends it twice
 
-    monkeypatch.setattr(downloads, "fetch", fetch)
+    monkeypatch.setattr(data, "fetch", fetch)
     monkeypatch.setattr(sys, "argv", ["regard", "data", "smollm2"])
     with pytest.raises(SystemExit) as end:
         main()

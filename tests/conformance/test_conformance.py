@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.conformance import judge, write_cases
-from regard.conformance.case_draw import make_cases
 from regard.conformance.case_folder import INDEX, TENSORS
+from regard.conformance.cases import make_cases
 from tests.conformance.wrong_lines import UNNAMED, WRONG
 from tests.sampling import share
 

@@ -36,7 +36,7 @@ def write(folder: Path, program: str) -> None:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command judges in this process."""
-    monkeypatch.setattr("regard.learn.judgement.judge_in_process", judge_here)
+    monkeypatch.setattr(command, "judge_in_process", judge_here)
 
 
 def test_the_list_shows_every_lesson_and_what_is_done(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from regard.learn.exercise import plain_solution
 from regard.learn.judgement import judge_module
 from regard.learn.judges import trained_heads, transplant
 from regard.learn.judges.tables import verdicts
-from regard.learn.mistakes import MODEL_MISTAKES, find_mistake
 from regard.learn.page import lesson_page
-from regard.learn.wrong_ways import define
+from regard.learn.wrong_ways import MODEL_MISTAKES, define, find_mistake
 from regard.maps import attention_map
 from tests.learn.in_process import judged
 

@@ -14,8 +14,7 @@ from regard.learn.course import LESSONS
 from regard.learn.exercise import find_blanks, make_exercise
 from regard.learn.judgement import is_done, tasks_of
 from regard.learn.lesson import FOLDER, Lesson
-from regard.learn.mistakes import find_mistake
-from regard.learn.wrong_ways import usual_mistakes
+from regard.learn.wrong_ways import find_mistake, usual_mistakes
 from tests.learn.in_process import judged, outcomes_of_solution
 from tests.sampling import share
 

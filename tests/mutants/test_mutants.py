@@ -15,7 +15,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.visibility import Asked
-from regard.mutants.call_signature import read_signature
+from regard.mutants.call_reader import read_signature
 from regard.mutants.mutant import CallLog, all_mutants, make_mutant, why_left_out, without_mutant
 from regard.mutants.suggestion import suggest_tests
 from tests.mutants.blind_suites import SUITES, attention, draw, notices

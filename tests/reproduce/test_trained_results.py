@@ -7,7 +7,7 @@ import torch
 
 from regard.gpt import GPT
 from regard.reproduce import dormant, eviction, explanation, retrieval, rollout, sinks
-from regard.reproduce.trained_models import read_texts
+from regard.reproduce.models import read_texts
 
 
 @pytest.fixture(scope="module")

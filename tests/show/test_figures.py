@@ -16,8 +16,7 @@ import regard
 from regard.maps.scale_end import overview_edges, scale_end
 from regard.recorder import Capture, Evidence, Layer
 from regard.show.data.map_view import tiles
-from regard.show.figure_axes import MOST_CELLS
-from regard.show.figure_layout import WARNING
+from regard.show.figure_drawing import MOST_CELLS, WARNING
 from regard.show.figures import figure, plot
 from regard.stages.figures.picture import colour_map
 from regard.support.cells import ink

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named_masks import Chunks, Window, causal
 from regard.attention.masks.tensor_masks import Documents, Padding, TensorMask
-from regard.auditor.batch import TextBatch
+from regard.auditor.batch import TextBatch, text_config
 from regard.checker.subject.vocabulary import predicts_next_token
 from regard.recorder.layer import Layer
 from regard.recorder.sources.mask_tensors import masked_entries
@@ -204,11 +204,6 @@ def _module(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name.partition("#")[0])
     except AttributeError:
         return model
-
-
-def text_config(config: Any) -> Any:
-    """Return the configuration of a model's text: of one that reads pictures too, a part of its own."""
-    return getattr(config, "text_config", None) or config
 
 
 def _kind(module: nn.Module, layer: Layer, shape: tuple[int, int, int, int], batch: TextBatch) -> str:

@@ -16,8 +16,7 @@ from regard.auditor.answers import answer, decide
 from regard.auditor.batch import ID_NAMES, TextBatch, read_batch
 from regard.auditor.diagnosis import diagnose
 from regard.auditor.expectation import is_causal_model
-from regard.auditor.inside import read_layers
-from regard.auditor.joined_readings import join_readings
+from regard.auditor.inside import join_readings, read_layers
 from regard.auditor.outside import Prober
 from regard.auditor.ranks import Ranks, join_ranks
 from regard.auditor.result import Audit
@@ -153,13 +152,11 @@ def _notes(text: TextBatch, config: Any, result: Audit) -> list[str]:
 
 
 def _ids_name(model: nn.Module) -> str:
-    """Return the name of the argument of a model that takes token ids."""
     named = [x.name for x in inspect.signature(model.forward).parameters.values() if x.kind in NAMED]
     return next((x for x in named if x in ID_NAMES), named[0] if named else ID_NAMES[0])
 
 
 def _placed(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch on the model's device."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
 
@@ -180,7 +177,6 @@ def _with_decoder_ids(model: nn.Module, batch: dict[str, Any], result: Audit) ->
 
 
 def _check_fits(expect: Mask, text: TextBatch) -> None:
-    """Raise ValueError if an expected mask is not one for the tokens of a batch."""
     B, T = text.shape
     if (reason := expect.shape_error(B, None, T, T)) is not None:
         raise ValueError(f"expect: {expect} does not fit the batch of {B} texts of {T} tokens: {reason}")
@@ -243,7 +239,6 @@ def _hear(
 
 
 def _check_runs(model: nn.Module, arguments: dict[str, Any]) -> None:
-    """Raise ValueError if a model does not run on a batch."""
     try:
         model(**arguments)
     except Exception as error:

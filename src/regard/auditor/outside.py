@@ -388,7 +388,6 @@ def document_codes(count: int, runs: int) -> list[tuple[int, ...]]:
 
 
 def _documents(numbers: list[int]) -> str:
-    """Return the numbers of documents in words."""
     if len(numbers) == 1:
         return f"document {numbers[0]}"
     listed = ", ".join(map(str, numbers[:4])) + (", …" if len(numbers) > 4 else "")

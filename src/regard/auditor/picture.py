@@ -52,7 +52,6 @@ def cells_of(layer: LayerReading, most: int) -> tuple[Tensor, int]:
 
 
 def _one_text(tile: Tensor, text: int) -> Tensor:
-    """Return which cells of one text any head sees."""
     if tile.ndim == 2:
         return tile.cpu()
     return tile[min(text, len(tile) - 1)].any(0).cpu()
@@ -94,7 +93,6 @@ def page(subject: str, sections: list[Section]) -> str:
 
 
 def _figure(layers: list[LayerReading]) -> str:
-    """Return the picture of layers that see the same."""
     cells, text = cells_of(layers[0], MOST_CELLS)
     pixels = enlarge(colour_bytes(COLOURS)[cells.numpy().astype(np.int64)])
     expected = f"; it should see {layers[0].expected}" if layers[0].expected else ""

@@ -202,7 +202,6 @@ class Audit:
         }
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows."""
         return text_output(str(self))
 
 

@@ -1,4 +1,4 @@
-"""The command `regard`. Each command is a thin file of its own: one import and one line here add it.
+"""The command `regard`. Each command is a thin file of its own, and a table of `commands.toml`.
 
 This floor knows commands and messages; it does not know how anything is computed.
 """
@@ -10,26 +10,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli import (
-    ablate,
-    audit,
-    cache,
-    check,
-    conformance,
-    data,
-    explain_mistake,
-    generate,
-    heads,
-    inspect,
-    learn,
-    masks,
-    mutate,
-    reproduce,
-    stages,
-    survey,
-    train,
-)
 from regard.cli.parts import welcome
+from regard.cli.parts.command_table import add_commands, new_group
 from regard.cli.parts.signals import unwind_on_signals
 from regard.support.characters import escape
 from regard.support.imports import MissingExtraError
@@ -51,38 +33,8 @@ Examples:
   regard generate "The sea was"       continue a text with a small GPT
 """
 
-app = typer.Typer(
-    invoke_without_command=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-# The short help is the line of a command in `regard --help`, which would cut a longer one.
-app.command(short_help="Cut heads of a model: what changes?")(ablate.ablate)
-app.command(short_help="Say whether a model reads what it should on a batch.")(audit.audit)
-app.command(short_help="Show what cache policies lose of the attention.")(cache.cache)
-app.command(
-    short_help="Say whether an attention is right, or what is wrong.",
-    # --with takes one word; what follows it, as `d_model=64 num_heads=4`, arrives as extra arguments.
-    context_settings={"allow_extra_args": True},
-)(check.check)
-app.add_typer(
-    conformance.app, name="conformance", short_help="Cases for any language, and the judge of its results."
-)
-app.command(short_help="Fetch a text or a model from the package index.")(data.data)
-app.command("explain-mistake", short_help="Explain one mistake, with an example that runs.")(
-    explain_mistake.explain_mistake
-)
-app.command(short_help="Continue a text with a small GPT.")(generate.generate)
-app.command(short_help="List what every head of a model does.")(heads.heads)
-app.command(short_help="Show what every head of a model attends to.")(inspect.inspect)
-app.command(short_help="Learn attention by writing it, lesson by lesson.")(learn.learn)
-app.command(short_help="Draw the masks of a model's layers on a batch.")(masks.masks)
-app.command(short_help="Count the mistakes that a test suite notices.")(mutate.mutate)
-app.command(short_help="Run published results again: what holds?")(reproduce.reproduce)
-app.command(short_help="Show the stages of attention, with numbers.")(stages.stages)
-app.command(short_help="Score every head over a whole corpus.")(survey.survey)
-app.command(short_help="Train a small GPT on a text.")(train.train)
+app = new_group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+add_commands(app)
 
 
 def _version(asked: bool) -> None:

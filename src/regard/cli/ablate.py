@@ -3,69 +3,48 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import typer
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor, nn
 
 from regard.cli.parts.demo_text import UNFINISHED_STORY
 from regard.cli.parts.input_texts import cut_windows, read_texts
-from regard.cli.parts.options import Files, ModelName, MostWindows, Texts, WindowLength
+from regard.cli.parts.model import Model
+from regard.cli.parts.output import progress_bar
+from regard.heads.tables.table_text import check_label
+from regard.interventions import Edit, Effect, effect, intervene, mean_outputs
+from regard.interventions import ablate as edit_heads
+from regard.interventions.ablation import Replacement
+from regard.interventions.effects import find_heads
+from regard.interventions.metrics import next_token_logits
+from regard.interventions.random_edits import draw_edits
+from regard.recorder.model_inputs import model_inputs
+from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 from regard.support.characters import escape
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from regard.cli.parts.model import Model
-    from regard.interventions import Edit, Effect
-    from regard.interventions.ablation import Replacement
 
 LIKELIEST = 10  # next tokens that are shown
 
 
 def ablate(
-    model: ModelName = "default",
-    head: Annotated[
-        list[str] | None,
-        typer.Option("--head", metavar="LAYER.HEAD", help="Head to cut, as 5.3. Repeat it for several."),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option("--label", metavar="NAME", help="Cut every head with this label, as induction."),
-    ] = None,
-    text: Texts = None,
-    file: Files = None,
-    mean: Annotated[
-        bool,
-        typer.Option("--mean", help="Replace a head's output by its mean over the texts, not by zero."),
-    ] = False,
-    draws: Annotated[
-        int, typer.Option("--draws", metavar="N", help="Sets of random heads to compare with.")
-    ] = 20,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of these sets.")] = 0,
-    length: WindowLength = 1024,
-    windows: MostWindows = 8,
+    *,
+    model: str,
+    head: list[str] | None,
+    label: str | None,
+    text: list[str] | None,
+    file: list[Path] | None,
+    mean: bool,
+    draws: int,
+    seed: int,
+    length: int,
+    windows: int,
 ) -> None:
-    """Cut heads of a model, and show the change of its loss and of the likeliest next tokens.
-
-    Cutting any head changes something: so the change is shown beside that of as many random heads of the
-    same layers, or of other layers where those are too few. Without a text, it reads a story that breaks off
-    before a word that it had before.
-
-    \b
-    Examples:
-      regard ablate --head 5.3
-      regard ablate --head 5.3 --head 4.1 --mean --text "A lamp is lit. A lamp"
-      regard ablate --model smollm2 --label induction --file letter.txt
-    """
-    # Imports are inside: `regard --help` must not wait for PyTorch, which takes a second or more to import.
-    from rich.console import Console
-    from rich.text import Text
-
-    from regard.cli.parts.model import Model
-    from regard.cli.parts.progress_bar import progress_bar
-    from regard.interventions import ablate as edit_heads
-    from regard.interventions import effect, mean_outputs
-
+    """Cut heads of a model, and show the change of its loss and of the likeliest next tokens."""
     heads = _parse_heads(head or [], label)
     texts = read_texts(text, file, UNFINISHED_STORY)
     # Progress goes to stderr, so that `regard ablate > file` holds the result alone.
@@ -86,8 +65,6 @@ def ablate(
 
 def _parse_heads(heads: list[str], label: str | None) -> Any:
     """The heads of the options as pairs (layer, head), or a label."""
-    from regard.heads.tables.table_text import check_label
-
     # Neither or both: the two options name the same thing.
     if bool(heads) == (label is not None):
         raise ValueError("--head: expected the heads to cut, as --head 5.3, or --label induction")
@@ -105,8 +82,6 @@ def _parse_heads(heads: list[str], label: str | None) -> Any:
 
 def _change_of_loss(model: Model, ids: list[Tensor], found: Effect) -> Any:
     """What is said of the loss: before and after, the interval, the random heads, and what follows."""
-    from rich.text import Text
-
     tokens = sum(map(len, ids))
     texts = f"{len(ids)} texts, " if len(ids) > 1 else ""
     lines = Text.assemble(
@@ -145,13 +120,6 @@ class NextToken(NamedTuple):
 
 def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -> list[NextToken]:
     """The likeliest tokens after a text before the edit, and those that are among them after it."""
-    import torch
-
-    from regard.interventions.effects import find_heads
-    from regard.interventions.random_edits import draw_edits
-    from regard.recorder.model_inputs import model_inputs
-    from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
-
     before, after = _probabilities(model.module, ids), _probabilities(model.module, ids, edit)
     heads = find_heads(model.module, model_inputs(model.module, {"input_ids": ids[None]}))
     random = [_probabilities(model.module, ids, *edits) for edits in draw_edits([edit], heads, draws, seed)]
@@ -170,14 +138,6 @@ def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -
 
 def _probabilities(model: nn.Module, ids: Tensor, *edits: Edit) -> Tensor:
     """The probability of each token after a text, (V,), with the model edited."""
-    from contextlib import nullcontext
-
-    import torch
-
-    from regard.interventions import intervene
-    from regard.interventions.metrics import next_token_logits
-    from regard.recorder.model_inputs import model_inputs
-
     with torch.no_grad(), intervene(model, *edits) if edits else nullcontext():
         output = model(**model_inputs(model, {"input_ids": ids[None]}))
     # float: a softmax over a large vocabulary in bfloat16 has two to three digits, too few for a change of
@@ -187,9 +147,6 @@ def _probabilities(model: nn.Module, ids: Tensor, *edits: Edit) -> Tensor:
 
 def _table(tokens: list[NextToken]) -> Any:
     """The likeliest next tokens; those that the edit brings in come last."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("next token", no_wrap=True)
     for name in ("before", "after", "change", "random heads"):

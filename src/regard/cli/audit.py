@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
-
-from regard.cli.parts.options import AsJson, MaskPage
-from regard.cli.parts.verdict import EXIT_CODES, end_with
-
-if TYPE_CHECKING:
-    from regard.auditor.result import Audit
+from regard.auditor.model_audit import audit as run
+from regard.auditor.result import Audit, write_audits
+from regard.checker.subject.locate import locate
+from regard.cli.parts.output import EXIT_CODES, end_with
 
 MAKE = "A function without arguments that returns (model, batch), or a Trainer of Transformers or TRL."
 
 
-def audit(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:make", help=MAKE, show_default=False)],
-    out: MaskPage = None,
-    outside: Annotated[
-        bool, typer.Option("--outside/--no-outside", help="Whether to change tokens and run again, too.")
-    ] = True,
-    as_json: AsJson = False,
-) -> None:
-    """Audit a model on a batch: does it read what it should?
-
-    The file is run here, as your training script is. Exit code: 0 right, 1 wrong, 2 it could not be run, 3
-    undecided.
-
-    \b
-    Examples:
-      regard audit train.py:make
-      regard audit train.py:make --out leaks.html
-    """
+def audit(*, target: str, out: Path | None, outside: bool, as_json: bool) -> None:
+    """Audit a model on a batch: does it read what it should?"""
     result = run_audit(target, outside)
     write_page({"": result}, out)
     end_with(result, EXIT_CODES[result.verdict], as_json)
@@ -42,17 +23,12 @@ def audit(
 
 def run_audit(target: str, outside: bool) -> Audit:
     """Audit what a function in a file returns; a ValueError says why it cannot be run."""
-    from regard.auditor.model_audit import audit as run
-    from regard.checker.subject.locate import locate
-
     model, batch = _model_and_batch(locate(target), target)
     return run(model, batch, outside=outside)
 
 
 def write_page(audits: dict[str, Audit], out: Path | None) -> None:
     """Write the page of audits, each under its title, if one is wanted."""
-    from regard.auditor.result import write_audits
-
     try:
         if out is not None:
             write_audits(audits, out)

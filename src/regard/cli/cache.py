@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor, nn
 
 from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.input_texts import check_length, cut_windows, read_texts
-from regard.cli.parts.options import Files, ModelName, Texts
+from regard.cli.parts.model import Model
+from regard.cli.parts.output import progress_bar
+from regard.interventions import effect, evict
+from regard.policies.retention import (
+    RetentionCurve,
+    cached_layers,
+    draw_budgets,
+    find_budgeted,
+    number_of_keys,
+    usual_budgets,
+)
+from regard.recorder import capture
+from regard.recorder.model_inputs import model_inputs
 from regard.support.characters import escape
 from regard.support.files import check_target
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from regard.policies.retention import RetentionCurve
 
 BASELINES = ("random", "best")
 PICTURES = (".png", ".svg", ".pdf")
@@ -25,66 +34,19 @@ SHOWN = 12  # heads that are named
 
 
 def cache(
-    model: ModelName = "default",
-    text: Texts = None,
-    file: Files = None,
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            metavar="NAMES",
-            help="Policies: streaming, h2o, snapkv, tova, key_norm, quest, blocks; several with commas.",
-        ),
-    ] = "streaming,h2o,snapkv",
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget",
-            metavar="N[:M]",
-            help="Keys in the cache: 256, or 64,256, or 256:8192 for 256, 512 and so on. "
-            "By default from a sixteenth to a half of the text.",
-        ),
-    ] = None,
-    length: Annotated[
-        int, typer.Option("--length", metavar="N", help="Read the first N tokens of the text.")
-    ] = 1024,
-    measure_loss: Annotated[
-        bool,
-        typer.Option("--loss", help="Also run the model with each policy, and show how much the loss rises."),
-    ] = False,
-    page: Annotated[
-        Path | None,
-        typer.Option("--page", metavar="FILE.html", help="Write a page whose Cache view shows every head."),
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Draw the curves as PNG, SVG or PDF.")
-    ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE.json", help="Write the share and error of every head."),
-    ] = None,
+    *,
+    model: str,
+    text: list[str] | None,
+    file: list[Path] | None,
+    policy: str,
+    budget: str | None,
+    length: int,
+    measure_loss: bool,
+    page: Path | None,
+    picture: Path | None,
+    json_file: Path | None,
 ) -> None:
-    """Show how much of the attention cache policies keep, beside random keys and the best possible choice.
-
-    Shares are of the attention of the full run, in which nothing was evicted. With --loss, the model also
-    reads the text by a cache of each policy and budget.
-
-    \b
-    Examples:
-      regard cache
-      regard cache --model smollm2 --file letter.txt --budget 64:512
-      regard cache --policy tova --budget 32 --loss --picture cache.png
-      regard cache --policy streaming,quest --page cache.html
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    from regard.cli.parts.model import Model
-    from regard.cli.parts.progress_bar import progress_bar
-    from regard.policies.retention import cached_layers, draw_budgets, find_budgeted
-    from regard.recorder import capture
-    from regard.recorder.model_inputs import model_inputs
-
+    """Show how much of the attention cache policies keep, beside random keys and the best possible choice."""
     # Before the model is opened, which may take minutes.
     for option, path, suffixes in (
         ("--json", json_file, (".json",)),
@@ -146,8 +108,6 @@ def parse_budgets(text: str | None, tokens: int) -> list[int]:
     >>> parse_budgets("256:2048", 4096), parse_budgets("64,100", 4096), parse_budgets(None, 1024)
     ([256, 512, 1024, 2048], [64, 100], [64, 128, 256, 512])
     """
-    from regard.policies.retention import usual_budgets
-
     if text is None:
         return usual_budgets(tokens)
     parts = text.split(":")
@@ -169,8 +129,6 @@ def _losses(
     model: nn.Module, ids: Tensor, names: list[str], budgets: list[int], report: object
 ) -> dict[str, list[float]]:
     """How much the loss rises when the model reads by a cache, for each policy and budget."""
-    from regard.interventions import effect, evict
-
     assert callable(report)
     losses: dict[str, list[float]] = {}
     total, done = len(names) * len(budgets), 0
@@ -187,8 +145,6 @@ def _losses(
 
 def _sentences(curve: RetentionCurve, names: list[str], tokens: int) -> list[str]:
     """What to say beside the table: budgets beyond the text, and heads that need more than any budget."""
-    from regard.policies.retention import number_of_keys
-
     lines = []
     if beyond := [budget for budget in curve.budgets if budget >= tokens]:
         lines.append(

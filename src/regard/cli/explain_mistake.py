@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from regard.learn.mistakes import ModelMistake
+from regard.auditor.diagnosis import reading_lines, reading_mistakes
+from regard.checker.catalogue import CATALOGUE, unknown_mistake
+from regard.checker.examples import (
+    PROPERTY_TESTS,
+    clearest_kind,
+    code_of_test,
+    example_program,
+    kinds_with_a_test,
+    make_snippet,
+)
+from regard.cli.learn import FULL_PAGE
+from regard.learn.course import get_lesson
+from regard.learn.wrong_ways import (
+    MODEL_MISTAKES,
+    ModelMistake,
+    explain_in_lesson,
+    find_mistake,
+    lessons_about,
+)
 
 STYLES = {"+": "green", "-": "red", " ": ""}
 
 
-def explain_mistake(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="The name of a mistake, from regard check --list, regard audit or regard learn.",
-        ),
-    ],
-    code: Annotated[
-        bool, typer.Option("--code", help="Print only a program that contains it, to save and run.")
-    ] = False,
-    test: Annotated[
-        bool, typer.Option("--test", help="Print only a test that finds it, for your own attention.")
-    ] = False,
-    lesson: Annotated[
-        int | None,
-        typer.Option("--lesson", metavar="N", help="Explain it in the code of a lesson of regard learn."),
-    ] = None,
-) -> None:
-    """Explain one mistake: the wrong line and the right one, what you see, why, and the fix.
-
-    \b
-    Examples:
-      regard explain-mistake softmax-over-queries
-      regard explain-mistake no-scale --code > no_scale.py
-      regard explain-mistake no-scale --test > test_mine.py
-      regard explain-mistake no-scale --lesson 3
-    """
+def explain_mistake(*, name: str, code: bool, test: bool, lesson: int | None) -> None:
+    """Explain one mistake: the wrong line and the right one, what you see, why, and the fix."""
     if lesson is not None and _explain_in_lesson(name, lesson):
         return
-    from regard.auditor.catalogue import reading_lines, reading_mistakes
-    from regard.checker.catalogue import CATALOGUE, unknown_mistake
-    from regard.checker.examples import (
-        PROPERTY_TESTS,
-        clearest_kind,
-        code_of_test,
-        example_program,
-        kinds_with_a_test,
-        make_snippet,
-    )
-    from regard.learn.mistakes import MODEL_MISTAKES
 
     readings = reading_mistakes()
     if (reading := readings.get(name)) is not None:  # of a model on a batch, without a program
@@ -72,8 +53,6 @@ def explain_mistake(
     if test:
         typer.echo(code_of_test(entry, kind))
         return
-    from rich.console import Console
-    from rich.text import Text
 
     console = Console(highlight=False)
 
@@ -111,14 +90,6 @@ def _explain_in_lesson(name: str, number: int) -> bool:
 
     Return False if the lesson has none for it, and its reader can follow the general explanation.
     """
-    from rich.console import Console
-    from rich.text import Text
-
-    from regard.cli.learn import FULL_PAGE
-    from regard.learn.course import get_lesson
-    from regard.learn.explanation import explain_in_lesson
-    from regard.learn.mistakes import find_mistake
-
     explanation = explain_in_lesson(get_lesson(number), name)
     if explanation is None and number >= FULL_PAGE:
         return False
@@ -151,8 +122,6 @@ def _explain_in_lesson(name: str, number: int) -> bool:
 
 def _explain_model_mistake(mistake: ModelMistake) -> None:
     """Explain a mistake that the course names and the checker's catalogue, which is of attention, has not."""
-    from regard.learn.explanation import lessons_about
-
     typer.echo(f"{mistake.name}: {mistake.effect}\n\nfix  {mistake.fix}")
     for lesson in lessons_about(mistake.name):
         typer.echo(f"\nIn the code of lesson {lesson.number}, {lesson.title}:")

@@ -6,23 +6,20 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from regard.learn.course import LESSONS, get_lesson
+from regard.learn.grades import SubmissionGrade, grade_folder
+from regard.learn.lesson import Lesson
 from regard.support.characters import escape
-
-if TYPE_CHECKING:
-    from regard.learn.grades import SubmissionGrade
-    from regard.learn.lesson import Lesson
 
 
 def grade(lessons: str | None, folder: Path, seed: int, as_json: bool, timeout: float | None) -> int:
     """Grade a folder and print the points; return the exit code, 0 if every task has its point, else 1."""
-    from rich.console import Console
-
-    from regard.learn.grades import grade_folder
-
     if not folder.is_dir():
         raise ValueError(f"--grade: there is no folder {str(folder)!r}")
     chosen = parse_lessons(lessons)
@@ -43,8 +40,6 @@ def grade(lessons: str | None, folder: Path, seed: int, as_json: bool, timeout: 
 
 def parse_lessons(text: str | None) -> list[Lesson]:
     """Return the lessons of a text such as "3", "1-5" or "1,4"; all of them if there is none."""
-    from regard.learn.course import LESSONS, get_lesson
-
     if text is None:
         return list(LESSONS)
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
@@ -58,10 +53,6 @@ def parse_lessons(text: str | None) -> list[Lesson]:
 
 
 def _print_grade(submission: SubmissionGrade) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     console = Console(highlight=False)
     title = f"{submission.name}: {submission.points} of {submission.of} points"
     console.print(Text(escape(title), style="bold"))

@@ -3,87 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
+import torch
 import typer
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
 
 from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.input_texts import cut_windows, read_texts
-from regard.cli.parts.options import Files, ModelName, MostWindows, Texts, WindowLength
+from regard.cli.parts.model import Model
+from regard.cli.parts.output import progress_bar
+from regard.heads import HeadTable, study
+from regard.heads.tables.table_text import caption, check_label, summary_text
+from regard.interventions import importance
+from regard.recorder.tokens_of_maps.tokens import decode_tokens
 from regard.support.characters import escape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.cli.parts.model import Model
-    from regard.heads import HeadTable
+from regard.support.table import check_writable
 
 CLEAREST = 3  # heads of each kind that are shown
 
 
 def heads(
-    model: ModelName = "default",
-    text: Texts = None,
-    file: Files = None,
-    length: WindowLength = 1024,
-    windows: MostWindows = 8,
-    probe: Annotated[
-        bool,
-        typer.Option("--probe/--no-probe", help="Also read repeated random tokens (Olsson et al. 2022)."),
-    ] = True,
-    shuffle: Annotated[
-        bool,
-        typer.Option(
-            "--shuffle/--no-shuffle", help="Also read the text with its tokens shuffled, as a baseline."
-        ),
-    ] = True,
-    label: Annotated[
-        str | None,
-        typer.Option("--label", metavar="NAME", help="Show every head with this label, the clearest first."),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option("--top", metavar="N", help="Show N heads of each kind, by default 3."),
-    ] = None,
-    measure_importance: Annotated[
-        bool,
-        typer.Option(
-            "--importance", help="Also cut every head alone, and show how much the loss rises (slow)."
-        ),
-    ] = False,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show every head of the model, in its order, with all labels.")
-    ] = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE.json", help="Write every score of every head to a JSON file."),
-    ] = None,
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write the same as a CSV table.")
-    ] = None,
+    *,
+    model: str,
+    text: list[str] | None,
+    file: list[Path] | None,
+    length: int,
+    windows: int,
+    probe: bool,
+    shuffle: bool,
+    label: str | None,
+    top: int | None,
+    measure_importance: bool,
+    every: bool,
+    json_file: Path | None,
+    csv_file: Path | None,
 ) -> None:
-    """Show what the heads of a model do: the clearest of each kind, with their scores and baselines.
-
-    Without a text, it reads a short story in which names and phrases are repeated.
-
-    \b
-    Examples:
-      regard heads
-      regard heads --model smollm2 --file letter.txt
-      regard heads --text "The cat sat because the cat was tired." --all
-      regard heads --model smollm2 --top 10
-      regard heads --importance
-      regard heads --model Qwen/Qwen3-0.6B --label induction --json heads.json
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    from regard.cli.parts.model import Model
-    from regard.cli.parts.progress_bar import progress_bar
-    from regard.heads.tables.table_text import caption, check_label, summary_text
-    from regard.interventions import importance
-    from regard.support.table import check_writable
-
+    """Show what the heads of a model do: the clearest of each kind, with their scores and baselines."""
     # Before the model is opened, which may take minutes.
     for path in (json_file, csv_file):
         if path is not None:
@@ -123,12 +81,6 @@ def _study(
     model: Model, ids: list[Tensor], probe: bool, shuffle: bool, status: Any
 ) -> tuple[HeadTable, list[str]]:
     """The table, and what is to be said of layers that could not be certified."""
-    import torch
-    from rich.text import Text
-
-    from regard.heads import study
-    from regard.recorder.tokens_of_maps.tokens import decode_tokens
-
     doubts: dict[str, str] = {}
 
     def heard(seen: Any) -> None:
@@ -164,8 +116,6 @@ def _study(
 
 def _title(table: HeadTable) -> Any:
     """The line above the heads: how many of them have a label, on how much text."""
-    from rich.text import Text
-
     labelled = sum(bool(row.labels) for row in table)
     texts = f"{table.texts} texts, " if table.texts > 1 else ""
     return Text.assemble(
@@ -177,8 +127,6 @@ def _title(table: HeadTable) -> Any:
 
 def _key_texts(model: Model, ids: list[Tensor], table: HeadTable) -> dict[int, str]:
     """The texts of the tokens that are sinks, where one text was read."""
-    from regard.recorder.tokens_of_maps.tokens import decode_tokens
-
     # A sink is a position, and the token at one position differs from text to text.
     if len(ids) > 1:
         return {}

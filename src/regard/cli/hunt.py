@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Console
+from rich.syntax import Syntax
 
+from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.learn.hunt import Puzzle, judge_answer, make_puzzle, solve
+from regard.learn.progress import LearnerProgress, read_progress, write_progress
 from regard.support.characters import escape
-
-if TYPE_CHECKING:
-    from regard.learn.hunt import Puzzle
-    from regard.learn.progress import LearnerProgress
 
 # The last two themes come after every lesson: no lesson is about kernels or several processes.
 LESSON = {  # the lesson after which a theme is known
@@ -42,11 +43,6 @@ def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
         answer: an answer to the last puzzle; a new one is drawn if None.
         give_up: whether to show the mistake of the last puzzle.
     """
-    from rich.console import Console
-
-    from regard.learn.hunt import make_puzzle
-    from regard.learn.progress import read_progress
-
     console = Console(highlight=False)
     progress = read_progress(folder)
     if (answer is not None or give_up) and not progress.puzzle:
@@ -73,8 +69,6 @@ def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
 
 def _choose(progress: LearnerProgress) -> str:
     """Draw a mistake that is not found yet: first of the lessons that are done, then of the others."""
-    from regard.checker.catalogue import CATALOGUE, THEMES
-
     reached = max([FIRST, *progress.done])
     known = [m.name for theme, mistakes in THEMES.items() if LESSON[theme] <= reached for m in mistakes]
     for names in (known, list(CATALOGUE)):
@@ -85,8 +79,6 @@ def _choose(progress: LearnerProgress) -> str:
 
 
 def _show(console: Any, puzzle: Puzzle) -> None:
-    from rich.syntax import Syntax
-
     # markup=False, here and below: names and code hold brackets, which Rich would read as styles.
     console.print(f"One mistake is in `{puzzle.subject}`. Which?\n", markup=False)
     console.print(
@@ -100,8 +92,6 @@ def _show(console: Any, puzzle: Puzzle) -> None:
 
 def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) -> bool:
     """Judge an answer to the last puzzle and keep the progress; return whether it is right."""
-    from regard.learn.hunt import judge_answer, make_puzzle
-
     puzzle = make_puzzle(progress.puzzle)
     if answer.strip() == "?":
         _give_away(console, folder, progress)
@@ -125,15 +115,10 @@ def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) 
 
 
 def _give_away(console: Any, folder: Path, progress: LearnerProgress) -> None:
-    """Show the mistake of the last puzzle."""
-    from regard.learn.hunt import make_puzzle, solve
-
     console.print(solve(make_puzzle(progress.puzzle)), markup=False)
     progress.puzzle = ""
     _keep(folder, progress)
 
 
 def _keep(folder: Path, progress: LearnerProgress) -> None:
-    from regard.learn.progress import write_progress
-
     write_progress(folder, progress)

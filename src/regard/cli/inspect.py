@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
+from rich.console import Console
 
-from regard.cli.parts.options import MODELS, Files, Texts
+from regard.cli.parts.demo_text import STORY, TITLE
+from regard.cli.parts.model import Model
+from regard.cli.parts.output import show_steps
 from regard.cli.parts.page_server import serve
-from regard.cli.parts.progress_bar import show_steps
+from regard.gpt import GPT
+from regard.gpt.training.corpus import read
+from regard.gpt.training.history import read_run
+from regard.heads import read_survey
+from regard.heads.tables.score_words import title as score_title
+from regard.monitor.page_curves import read_curves
+from regard.recorder import Capture, load
+from regard.show.data.contents import Contents
+from regard.show.data.lookup import record_lookup
+from regard.show.data.titles import title_of_text
+from regard.show.saved.bundle import write
+from regard.show.saved.kept_heads import keep_telling_heads
+from regard.show.saved.model_block import check_model
+from regard.show.saved.pack import estimate_size
+from regard.show.server.app import Site
+from regard.show.server.jobs import ReportProgress
+from regard.show.terminal import print_map
 from regard.support.characters import escape
 from regard.support.files import check_target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from regard.cli.parts.model import Model
-    from regard.gpt import GPT
-    from regard.recorder import Capture
-    from regard.show.data.contents import Contents
-    from regard.show.server.app import Site
-    from regard.show.server.jobs import ReportProgress
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 10.0  # seconds that it may take
@@ -38,88 +48,21 @@ class Prepared(NamedTuple):
 
 
 def inspect(
-    captures: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="CAPTURE", help="Saved captures to show instead of a model."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help=MODELS,
-            show_default="default",
-        ),
-    ] = None,
-    text: Texts = None,
-    file: Files = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            metavar="PATH",
-            help="Folder of a training run, or the file of a monitor, for the time slider.",
-        ),
-    ] = None,
-    survey: Annotated[
-        Path | None,
-        typer.Option(
-            "--survey",
-            metavar="FILE",
-            help="The table of a regard survey: its heads and their examples get a view of their own.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE.html", help="Write the page to one file instead of serving it."),
-    ] = None,
-    with_model: Annotated[
-        bool,
-        typer.Option(
-            "--with-model",
-            help="Put the model into the file of --out, too: its readers can type texts, offline.",
-        ),
-    ] = False,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Do not round the numbers in the file of --out: it gets two to three times as large.",
-        ),
-    ] = False,
-    port: Annotated[
-        int, typer.Option("--port", metavar="N", help="Port to serve the page on. 0 takes a free one.")
-    ] = 0,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="Address to serve the page on. The page needs the secret in the printed address.",
-        ),
-    ] = "127.0.0.1",
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    *,
+    captures: list[Path] | None,
+    model: str | None,
+    text: list[str] | None,
+    file: list[Path] | None,
+    run: Path | None,
+    survey: Path | None,
+    out: Path | None,
+    with_model: bool,
+    exact: bool,
+    port: int,
+    host: str,
+    open_: bool,
 ) -> None:
-    """Show what every head of a model attends to, on a page in the browser or in one file.
-
-    Without arguments, the included model reads a built-in text. The page is served to this machine only,
-    to those who have the printed address, until Ctrl-C.
-
-    \b
-    Examples:
-      regard inspect
-      regard inspect --model smollm2 --file letter.txt
-      regard inspect --model Qwen/Qwen3-0.6B --text "The cat sat. The cat ate."
-      regard inspect --model trained --run trained
-      regard inspect --survey survey.csv
-      regard inspect --out page.html
-      regard inspect --out page.html --with-model
-      regard inspect capture-folder
-    """
-    from rich.console import Console
-
-    from regard.heads import read_survey
-
+    """Show what every head of a model attends to, on a page in the browser or in one file."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if captures and (model or text or file):
         raise ValueError("expected captures to show or a model to read with (--model, --text), not both")
@@ -132,10 +75,6 @@ def inspect(
         raise ValueError("--exact: expected it with --out FILE.html, as in --out page.html")
 
     def prepare(report: ReportProgress) -> Prepared:
-        from regard.cli.parts.model import Model
-        from regard.show.data.contents import Contents
-        from regard.show.saved.model_block import check_model
-
         if captures:
             opened, inside, seen = None, None, [_loaded(path) for path in captures]
             titles = [path.name for path in captures]
@@ -195,8 +134,6 @@ def _complete(prepared: Prepared, text: str, show: ReportProgress) -> None:
     show("measuring cache policies", 0, 0)
     contents.record_retention()
     if opened is not None and opened.predicts and inside is None:
-        from regard.show.data.lookup import record_lookup
-
         show("turning heads off", 0, 0)
         contents.lookup = record_lookup(contents, opened.run_cut)
         contents.forget_meta()
@@ -204,18 +141,11 @@ def _complete(prepared: Prepared, text: str, show: ReportProgress) -> None:
 
 def _history(path: Path) -> dict[str, Any]:
     """What the Time view shows: the folder of a training run, or the file of a monitor."""
-    from regard.gpt.training.history import read_run
-    from regard.monitor.page_curves import read_curves
-
     return read_curves(path) if path.is_file() else read_run(path)
 
 
 def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     """What is read, each with its title; the built-in text if nothing was given."""
-    from regard.cli.parts.demo_text import STORY, TITLE
-    from regard.gpt.training.corpus import read
-    from regard.show.data.titles import title_of_text
-
     found = [(title_of_text(text), text) for text in given]
     found += [(path.name, read(path, "file")) for path in files]
     for title, words in found:
@@ -225,8 +155,6 @@ def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
 
 
 def _loaded(path: Path) -> Capture:
-    from regard.recorder import Capture, load
-
     found = load(path)
     if not isinstance(found, Capture):
         raise ValueError(f"{path}: expected a capture, a folder that seen.save(…) wrote, got one map")
@@ -263,10 +191,6 @@ def _written(opened: Model, text: str, contents: Any) -> list[Mapping[str, objec
 
 def _write(console: Any, prepared: Prepared, out: Path, exact: bool, show: ReportProgress) -> Contents:
     """Write the page, say what it leaves out, and return the contents that it has."""
-    from regard.show.saved.bundle import write
-    from regard.show.saved.kept_heads import keep_telling_heads
-    from regard.show.saved.pack import estimate_size
-
     contents, _, model = prepared
     show("choosing the heads to keep", 0, 0)
     size = estimate_size(contents, exact)
@@ -289,17 +213,12 @@ def _write(console: Any, prepared: Prepared, out: Path, exact: bool, show: Repor
 
 def _glimpse(contents: Contents) -> None:
     """The head that the page begins with, in the terminal."""
-    from rich.console import Console
-
-    from regard.heads.tables.score_words import title
-    from regard.show.terminal import print_map
-
     if contents.start is None:
         return
     layer, head = contents.start
     row = next(row for row in contents[0].layer_heads(layer) if row["head"] == head)
     console = Console(highlight=False)
-    label = f" ({title(row['label'])})" if row["label"] else ""
+    label = f" ({score_title(row['label'])})" if row["label"] else ""
     console.print(f"\nLayer {layer}, head {head}{label}: queries run down, keys run across.", markup=False)
     print_map(console, contents[0].head_map(layer, head).map[0, 0])
     console.print(f"{escape(row['sentence'])}\n", markup=False, soft_wrap=True)
@@ -307,8 +226,6 @@ def _glimpse(contents: Contents) -> None:
 
 def _site(prepared: Prepared) -> Site:
     """What is served: the captures, and what the model can do."""
-    from regard.show.server.app import Site
-
     contents, opened, _ = prepared
     if opened is None:
         return Site(contents)

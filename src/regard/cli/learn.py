@@ -10,14 +10,25 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from regard.checker.errors import CheckError
+from regard.cli.grade import grade as grade_files
+from regard.learn.course import LESSONS, get_lesson, next_lesson
+from regard.learn.exercise import find_names, make_exercise, plain_solution
+from regard.learn.judgement import is_done, judge_in_process
+from regard.learn.lesson import Lesson, Outcome
+from regard.learn.notebook import make_notebook
+from regard.learn.page import page_path, picture_path, show_picture, write_pages
+from regard.learn.picture import print_picture, save_picture
+from regard.learn.progress import NAME, read_progress, write_progress
 from regard.support.characters import escape
-
-if TYPE_CHECKING:
-    from regard.learn.lesson import Lesson, Outcome
+from regard.support.files import atomic_write
 
 FULL_PAGE = 5  # the lesson from which on the page of a mistake in the catalogue can be understood
 OWN_CODE = 13  # the lesson from which on a mistake is explained in the lesson's code, or else in general
@@ -34,70 +45,25 @@ EXIT_CODES = {
 
 
 def learn(
-    lesson: Annotated[
-        str | None,
-        typer.Argument(metavar="[N|hunt]", help="The number of a lesson; hunt shows code with a mistake."),
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Judge your lessonN.py.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Judge it whenever you save it, until it is right.")
-    ] = False,
-    hint: Annotated[bool, typer.Option("--hint", help="Judge it, and say how to fix what is wrong.")] = False,
-    solution: Annotated[bool, typer.Option("--solution", help="Print the solution.")] = False,
-    notebook: Annotated[
-        bool, typer.Option("--notebook", help="Write the lesson with its exercise as lessonN.ipynb.")
-    ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Write lessonN.py anew, after asking.")] = False,
-    answer: Annotated[
-        str | None,
-        typer.Option("--answer", metavar="NAME", help="Your answer to the last hunt, or to lesson 18."),
-    ] = None,
-    give_up: Annotated[bool, typer.Option("--give-up", help="Show the mistake of the last hunt.")] = False,
-    grade: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Grade the lesson files in a folder, or in every folder in it. N may be 3, 1-5 or 1,4.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the grades as JSON.")] = False,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the random inputs that --grade tries.", min=0)
-    ] = 0,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", help="Time limit for your code.", show_default="30, more where it trains"
-        ),
-    ] = None,
-    folder: Annotated[
-        Path,
-        typer.Option("--folder", metavar="FOLDER", help="Where your lesson files are.", show_default="here"),
-    ] = Path(),
-    open_: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open the lesson's page in the browser.")
-    ] = True,
+    *,
+    lesson: str | None,
+    check: bool,
+    watch: bool,
+    hint: bool,
+    solution: bool,
+    notebook: bool,
+    again: bool,
+    answer: str | None,
+    give_up: bool,
+    grade: Path | None,
+    as_json: bool,
+    seed: int,
+    timeout: float | None,
+    folder: Path,
+    open_: bool,
 ) -> None:
-    """Learn attention by writing it: lessons that judge your code and name your mistake.
-
-    Without arguments, the lessons are listed with what you have done. `regard learn 3` writes lesson3.py for
-    you to complete and opens the lesson's page. Nothing of yours is overwritten without asking. Exit code of
-    --check: 0 done, 1 wrong, 2 it could not be judged, 3 unfinished. Of --grade: 0 every point, 1 fewer,
-    2 there was nothing to grade.
-
-    \b
-    Examples:
-      regard learn                 the lessons, and how far you are
-      regard learn 1               write lesson1.py and open its page
-      regard learn 1 --check       is it right, and if not, which mistake is it?
-      regard learn 1 --watch       the same whenever you save the file
-      regard learn 1 --hint        how to fix it
-      regard learn hunt            find the mistake in a piece of code
-      regard learn 1-5 --grade class --json   points for every folder in class
-    """
+    """Learn attention by writing it: lessons that judge your code and name your mistake."""
     if grade is not None:
-        from regard.cli.grade import grade as grade_files
-
         raise typer.Exit(grade_files(lesson, grade, seed, as_json, timeout))
     if as_json:
         raise ValueError("--json is for --grade FOLDER")
@@ -108,6 +74,7 @@ def learn(
             raise ValueError("expected the number of a lesson, as in regard learn 3 --check")
         _list(folder)
     elif lesson == "hunt":
+        # Here, since it imports PyTorch, as the viewer below does: lessons are listed and judged without it.
         from regard.cli.hunt import hunt
 
         hunt(folder, answer, give_up)
@@ -128,20 +95,12 @@ def learn(
 
 
 def _lesson(text: str) -> Lesson:
-    from regard.learn.course import LESSONS, get_lesson
-
     if not text.isdecimal():
         raise ValueError(f"expected the number of a lesson, 0 to {LESSONS[-1].number}, or hunt, got {text!r}")
     return get_lesson(int(text))
 
 
 def _list(folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from regard.learn.course import LESSONS
-    from regard.learn.progress import read_progress
-
     progress = read_progress(folder)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right", no_wrap=True)
@@ -166,17 +125,12 @@ def _list(folder: Path) -> None:
 
 def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
     """Write the learner's file, unless it is there, and the pages; open the page."""
-    from regard.learn.exercise import make_exercise
-    from regard.learn.page import page_path, write_pages
-    from regard.learn.progress import NAME, read_progress, write_progress
     from regard.show.viewer import open_browser
 
     path = folder / lesson.file
     if lesson.has_code:
         # A learner's file is never overwritten unasked: it is their work.
         if not path.exists() or (again and _may_replace(path)):
-            from regard.support.files import atomic_write
-
             with atomic_write(path) as file:
                 file.write_text(make_exercise(lesson.solution), encoding="utf-8")
             typer.echo(f"{path}: {lesson.goal}. Complete the lines that are still `...`.")
@@ -210,8 +164,6 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
 
 def _next_argument(lesson: Lesson) -> str:
     """What to write after `regard learn` to go on after a lesson."""
-    from regard.learn.course import next_lesson
-
     following = next_lesson(lesson)
     return "hunt" if following is None else str(following.number)
 
@@ -223,17 +175,12 @@ def _may_replace(path: Path) -> bool:
 
 
 def _print_solution(lesson: Lesson) -> None:
-    from regard.learn.exercise import plain_solution
-
     if not lesson.has_code:
         raise ValueError(f"lesson {lesson.number} has nothing to write")
     typer.echo(plain_solution(lesson.solution), nl=False)
 
 
 def _write_notebook(lesson: Lesson, folder: Path) -> None:
-    from regard.learn.notebook import make_notebook
-    from regard.support.files import atomic_write
-
     path = folder / f"lesson{lesson.number}.ipynb"
     if path.exists() and not _may_replace(path):
         return
@@ -244,12 +191,6 @@ def _write_notebook(lesson: Lesson, folder: Path) -> None:
 
 def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> int:
     """Judge the learner's file, print what came of it, keep the progress; return the exit code."""
-    from rich.console import Console
-
-    from regard.checker.errors import CheckError
-    from regard.learn.judgement import is_done, judge_in_process
-    from regard.learn.progress import read_progress, write_progress
-
     console = Console(highlight=False)
     progress = read_progress(folder)
     if not lesson.has_code:
@@ -304,10 +245,6 @@ def _print_printed(printed: str) -> None:
 
 def _judge_answer(lesson: Lesson, folder: Path, answer: str | None) -> int:
     """Ask the question of a lesson without code, or judge the answer to it; return the exit code."""
-    from rich.console import Console
-
-    from regard.learn.progress import read_progress, write_progress
-
     answers = dict(lesson.answers)
     right, *_ = answers
     if answer is None and lesson.number in read_progress(folder).done:
@@ -330,8 +267,6 @@ def _judge_answer(lesson: Lesson, folder: Path, answer: str | None) -> int:
 
 def _key(outcome: Outcome, program: str) -> str:
     """The code of a task: asked about the same again, a hint says more."""
-    from regard.learn.exercise import find_names
-
     code = [ast.dump(x) for x in ast.parse(program).body if outcome.task in find_names(x)]
     digest = hashlib.sha256("".join(code).encode()).hexdigest()[:8]
     return f"{outcome.task} {digest}"
@@ -341,8 +276,6 @@ def _print_outcomes(
     console: Any, lesson: Lesson, outcomes: list[Outcome], told: Mapping[str, int] | None
 ) -> None:
     """Print what came of each task, each with its next hint; `told` are those before, None for no hints."""
-    from rich.text import Text
-
     can_say_more = False
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
@@ -374,10 +307,6 @@ def _print_outcomes(
 
 def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Path) -> None:
     """Show the learner's own weights, and what comes next."""
-    from regard.learn.course import next_lesson
-    from regard.learn.page import page_path, picture_path, show_picture
-    from regard.learn.picture import print_picture, save_picture
-
     picture = next((outcome.picture for outcome in outcomes if outcome.picture), None)
     if picture is not None:
         print_picture(console, picture)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
 
 import typer
 
-from regard.cli.audit import MAKE, run_audit, write_page
-from regard.cli.parts.options import MODELS, MaskPage
-from regard.cli.parts.signals import allow_closed_pipe
+from regard.auditor.batch import sample_batches
+from regard.auditor.inside import layers_title
+from regard.auditor.model_audit import audit
+from regard.auditor.picture import LEGEND, terminal_picture
+from regard.auditor.result import Audit
+from regard.cli.audit import run_audit, write_page
+from regard.cli.parts.model import open_module
+from regard.cli.parts.output import allow_closed_pipe
 from regard.support.characters import escape
-
-if TYPE_CHECKING:
-    from regard.auditor.result import Audit
 
 # A folder or a name on the hub ends in no .py.
 IN_FILE = re.compile(r"\.py(:[\w.]+)?$")
@@ -24,30 +26,8 @@ TITLES = {
 }
 
 
-def masks(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|FILE.py:make", help=f"{MODELS} Or: {MAKE[0].lower()}{MAKE[1:]}", show_default=False
-        ),
-    ],
-    out: MaskPage = None,
-    tokens: Annotated[
-        int, typer.Option(metavar="N", min=3, help="Tokens of the texts that are made for a MODEL.")
-    ] = 16,
-) -> None:
-    """Draw the mask of every kind of layer of a model: on your batch, or on three that are made for it.
-
-    A model by its name reads a plain text, a padded one and one of two packed documents, of random tokens.
-
-    \b
-    Examples:
-      regard masks train.py:make
-      regard masks my-model
-      regard masks google/gemma-3-1b-it --tokens 1024 --out masks.html
-    """
-    from regard.auditor.picture import LEGEND
-
+def masks(*, target: str, out: Path | None, tokens: int) -> None:
+    """Draw the mask of every kind of layer of a model: on your batch, or on three that are made for it."""
     audits = {"": run_audit(target, outside=False)} if IN_FILE.search(target) else _sampled(target, tokens)
     with allow_closed_pipe():
         for title, result in audits.items():
@@ -63,10 +43,6 @@ def masks(
 
 
 def _draw(result: Audit) -> None:
-    """Print the mask of each kind of layer."""
-    from regard.auditor.inside import layers_title
-    from regard.auditor.picture import terminal_picture
-
     for layers in result.groups():
         unjudged = "" if layers[0].expected else "; not compared with what it should see"
         typer.echo(escape(f"{layers_title(layers)}: {layers[0].mask}{unjudged}"))
@@ -75,10 +51,6 @@ def _draw(result: Audit) -> None:
 
 def _sampled(name: str, tokens: int) -> dict[str, Audit]:
     """Return what a model sees on each of the batches that are made for it."""
-    from regard.auditor.model_audit import audit
-    from regard.auditor.sample_batches import sample_batches
-    from regard.cli.parts.model import open_module
-
     model = open_module(name)
     audits = {}
     for kind, batch in sample_batches(model, tokens).items():

@@ -7,94 +7,44 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from regard.cli.parts.options import Device, ModelName
+from regard.cli.parts.model import Model
+from regard.cli.parts.output import progress_bar
+from regard.heads.corpus_survey.survey import (
+    Shard,
+    SurveyModel,
+    SurveyPlan,
+    check_out,
+    join_survey,
+    survey_shard,
+)
+from regard.heads.corpus_survey.survey import survey as run
+from regard.heads.corpus_survey.survey_chunks import chunk_folder
+from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 from regard.support.characters import escape
+from regard.support.files import TextFileError, check_regular_file
+from regard.support.processes import process_group
 
 
 def survey(
-    corpus: Annotated[Path, typer.Argument(help="A text file of any length.", show_default=False)],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="The table to write: .parquet, .csv or .json.")
-    ] = Path("survey.csv"),
-    model: ModelName = "default",
-    length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens per window.")] = 1024,
-    windows: Annotated[
-        int | None,
-        typer.Option(
-            "--windows", metavar="N", help="Maximum number of windows. By default the whole corpus is read."
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Windows per forward pass.")] = 1,
-    threads: Annotated[
-        int,
-        typer.Option(
-            "--threads",
-            metavar="N",
-            help="CPU threads per process. Results are bit-identical only for the same value.",
-        ),
-    ] = 1,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start again, even if there is an unfinished survey.")
-    ] = False,
-    examples: Annotated[
-        int,
-        typer.Option(
-            "--examples",
-            metavar="N",
-            help="Strongest examples of each head to keep, in FILE.examples. 0 keeps none.",
-        ),
-    ] = 8,
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            "--shard",
-            metavar="I/N",
-            help="Measure only part I of N, from 0, and write it to FILE.shards for --join.",
-        ),
-    ] = None,
-    join: Annotated[
-        bool, typer.Option("--join", help="Put together what all shards have written, as one survey.")
-    ] = False,
-    device: Device = None,
+    *,
+    corpus: Path,
+    out: Path,
+    model: str,
+    length: int,
+    windows: int | None,
+    batch: int,
+    threads: int,
+    fresh: bool,
+    examples: int,
+    shard: str | None,
+    join: bool,
+    device: str | None,
 ) -> None:
-    """Read a corpus window by window, and write what every head does over all of it.
-
-    A survey that was stopped or killed continues when the same command is given again, and its numbers are
-    the same to the last bit. So are those of several processes, started with torchrun, and those of shards,
-    which any scheduler can start, each alone, and --join puts together. While it runs, no other survey can
-    write to its file. Open what it found with `regard inspect --survey FILE`.
-
-    \b
-    Examples:
-      regard survey book.txt
-      regard survey book.txt --model smollm2 --out survey.parquet
-      torchrun --nproc-per-node 4 --no-python \\
-        regard survey corpus.txt --out survey.parquet
-      regard survey corpus.txt --shard 0/8   (to 7/8, on any machines)
-      regard survey corpus.txt --join
-    """
-    from rich.console import Console
-
-    from regard.cli.parts.model import Model
-    from regard.cli.parts.progress_bar import progress_bar
-    from regard.heads.corpus_survey.survey import (
-        Shard,
-        SurveyModel,
-        SurveyPlan,
-        check_out,
-        join_survey,
-        survey_shard,
-    )
-    from regard.heads.corpus_survey.survey import survey as run
-    from regard.heads.corpus_survey.survey_chunks import chunk_folder
-    from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
-    from regard.support.files import TextFileError, check_regular_file
-    from regard.support.processes import process_group
-
+    """Read a corpus window by window, and write what every head does over all of it."""
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"--{name}: expected at least {least}, got {value}")

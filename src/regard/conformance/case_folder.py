@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.conformance.case_draw import make_cases
-from regard.conformance.cases import ConformanceCase
+from regard.conformance.cases import ConformanceCase, make_cases
 from regard.support.files import FileError, make_folder, read_json
 from regard.support.safetensor_files import SafetensorFile, write_safetensors
 

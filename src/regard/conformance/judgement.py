@@ -21,9 +21,8 @@ from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle.oracle import relative_difference
-from regard.conformance.case_draw import make_cases
 from regard.conformance.case_folder import TOLERANCES, read_cases
-from regard.conformance.cases import ConformanceCase
+from regard.conformance.cases import ConformanceCase, make_cases
 from regard.conformance.mistake_search import NamedMistakes, name_mistakes
 from regard.conformance.result_comparison import RESULTS, CaseVerdict, compare_result
 from regard.support.files import FileError, shorten

@@ -194,7 +194,6 @@ def _is_right_elsewhere(
 
 
 def _is_unmasked(case: ConformanceCase) -> bool:
-    """Whether no key of a case is hidden from any query."""
     q = case.question
     return not q.causal and all(x is None for x in (q.mask, q.padding, q.window, q.ahead, q.lengths))
 
@@ -267,7 +266,6 @@ def _other_results(
     tensors: dict[str, Tensor],
     wrong: dict[tuple[str, str], CaseVerdict],
 ) -> Iterator[str]:
-    """Yield the mistakes that show in other results than the output."""
     for case in judged:
         if (case.name, "lse") in wrong:
             base_2 = tensors[f"{case.name}.lse"] / math.log(2)

@@ -19,11 +19,29 @@ NOT_IN_THE_LESSON = "# not in the lesson"
 MASK_ARGUMENT = ", mask: Mask | Tensor | None = None"
 
 
+HOW_TO_RUN = """
+Replace every `...` below, then run:
+
+    regard learn {number} --check      judges this file, and names your mistake
+    regard learn {number} --watch      does so whenever you save it
+    regard learn {number} --hint       says how to fix it
+    python lesson{number}.py           runs the lines at the end
+"""
+
+
 class Blank(NamedTuple):
     """A line that is still to be written: its number, and what it should be."""
 
     line: int
     text: str
+
+
+def with_commands(solution: str, number: int) -> str:
+    """Return a lesson's solution whose docstring ends with how to run it, unless it says so itself."""
+    if "regard learn" in solution:
+        return solution
+    about, end, program = solution.partition('"""\n')
+    return f"{about}{HOW_TO_RUN.format(number=number)}{end}{program}"
 
 
 def with_stages(solution: str) -> str:

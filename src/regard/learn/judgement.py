@@ -206,7 +206,7 @@ def _judge_task(
         )
     try:
         progress = [lambda doing: write_line(doing=doing)] if task.reports_progress else []
-        return task.judge(getattr(module, task.name), module, *progress)
+        return task.outcome(getattr(module, task.name), module, *progress)
     except NotImplementedError as error:
         return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
     except Exception as error:

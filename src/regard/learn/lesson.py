@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from regard.learn.exercise import with_stages
+from regard.learn.exercise import with_commands, with_stages
 
 FOLDER = Path(__file__).parent / "lessons"
 # The third line of a lesson: "*25 minutes · difficulty 2 of 3 · after lessons 4, 9 and 11*".
@@ -53,7 +54,8 @@ class Lesson:
     @property
     def solution(self) -> str:
         """The program that solves it, with the learner's lines marked (see `exercise`)."""
-        return with_stages((self.folder / "solution.py").read_text(encoding="utf-8"))
+        solution = (self.folder / "solution.py").read_text(encoding="utf-8")
+        return with_stages(with_commands(solution, self.number))
 
     @property
     def has_code(self) -> bool:
@@ -120,6 +122,23 @@ class Outcome:
         return cls(**{**data, "picture": picture, "hints": tuple(data["hints"])})
 
 
+class NotDoneError(Exception):
+    """Why a task is not done: a judge raises it where it sees so, with what an `Outcome` says."""
+
+    def __init__(self, message: str, mistake: str = "", hint: str = "", status: str = "wrong") -> None:
+        super().__init__(message)
+        self.message, self.mistake, self.hint, self.status = message, mistake, hint, status
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> NotDoneError:
+        """Return what raises an outcome that is not done."""
+        return cls(outcome.message, outcome.mistake, outcome.hint, outcome.status)
+
+    def outcome(self, task: str) -> Outcome:
+        """Return it as the outcome of a task."""
+        return Outcome(task, self.status, self.message, self.mistake, self.hint)
+
+
 @dataclass(frozen=True)
 class Trial:
     """How a task is run beside the solution, to find where the two part (see `first_difference`).
@@ -139,9 +158,9 @@ class Trial:
 class Task:
     """A thing that the learner writes: a function, a class or a value of the name `name`.
 
-    `judge` gets the thing and the module that it is in; one that takes long (`reports_progress`) gets a
-    function too, which it calls with a sentence on what it is doing. With `trials`, a hint tells the
-    first line that differs from the solution's in one of them.
+    `judge` gets the thing and the module that it is in, and returns its outcome or raises `NotDoneError`; one
+    that takes long (`reports_progress`) gets a function too, which it calls with a sentence on what it is
+    doing. With `trials`, a hint tells the first line that differs from the solution's in one of them.
 
     `summaries` are hints of the judge that name every line of the task: they are given only where the line
     to write cannot be told. `error_hints` are those for errors that are true in whichever line the mistake
@@ -156,6 +175,13 @@ class Task:
     summaries: frozenset[str] = frozenset()
     error_hints: frozenset[str] = frozenset()
     is_quick: bool = False
+
+    def outcome(self, thing: Any, module: ModuleType, *tell: Callable[[str], None]) -> Outcome:
+        """Return what comes of judging a thing of a learner's file."""
+        try:
+            return self.judge(thing, module, *tell)
+        except NotDoneError as problem:
+            return problem.outcome(self.name)
 
 
 @dataclass(frozen=True)

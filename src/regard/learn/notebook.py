@@ -84,7 +84,6 @@ def _code_cell(source: str, *tags: str) -> dict[str, Any]:
 
 
 def _with_pictures(lesson: Lesson) -> str:
-    """The text of a lesson with its pictures as data in it."""
 
     def as_data(found: re.Match[str]) -> str:
         data = base64.b64encode((lesson.folder / found[2]).read_bytes()).decode("ascii")

@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.learn.course import LESSONS, next_lesson
 from regard.learn.lesson import Lesson
-from regard.learn.mistakes import find_mistake
+from regard.learn.wrong_ways import find_mistake
 from regard.support.files import atomic_write
 from regard.support.imports import extra
 
@@ -98,7 +98,6 @@ def _lesson_list(current: Lesson) -> str:
 
 
 def _how_to_go_on(lesson: Lesson) -> str:
-    """The commands that follow a lesson's text."""
     if not lesson.has_code:
         following = next_lesson(lesson)
         argument = "hunt" if following is None else following.number

@@ -46,7 +46,6 @@ def save_picture(picture: WeightPicture, path: Path) -> None:
 
 
 def _heatmap(picture: WeightPicture, number: int, left: int, top: int) -> str:
-    """One matrix of a picture, with its title and labels, as SVG."""
     weights = picture.weights[number]
     bottom = top + CELL * len(weights) + LINE
     parts = [

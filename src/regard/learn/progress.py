@@ -10,11 +10,11 @@ from regard.support.files import (
     MAX_CONFIG_BYTES,
     FileError,
     atomic_write,
-    get_field,
     naming_errors,
     parse_object,
     read_text,
 )
+from regard.support.plain_data import read_record
 
 NAME = "regard-progress.json"
 
@@ -46,19 +46,8 @@ def read_progress(folder: Path) -> LearnerProgress:
         return LearnerProgress()
     text = read_text(path, ProgressFileError, "the file of a learner", MAX_CONFIG_BYTES)
     with naming_errors(path, ProgressFileError, advice="; repair the file or move it away"):
-        data = parse_object(text)
-        done, tries = get_field(data, "done", dict), get_field(data, "tries", dict)
-        return LearnerProgress(
-            # JSON has texts as keys only.
-            {int(number): str(day) for number, day in done.items()},
-            {int(number): int(count) for number, count in tries.items()},
-            [str(name) for name in get_field(data, "met", list)],
-            [str(name) for name in get_field(data, "found", list)],
-            get_field(data, "puzzle", str),
-            get_field(data, "attempts", int),
-            # Files from before there were second hints have none.
-            {int(number): list(map(str, keys)) for number, keys in dict(data.get("hinted", {})).items()},
-        )
+        progress: LearnerProgress = read_record(LearnerProgress, parse_object(text))
+    return progress
 
 
 def write_progress(folder: Path, progress: LearnerProgress) -> None:

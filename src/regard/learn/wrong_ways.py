@@ -1,21 +1,107 @@
-"""What learners do wrong in a lesson, and what is said to them: the tables of its file `judge.toml`.
+"""What learners do wrong, and what is said to them: the tables of each lesson's file `judge.toml`.
 
-A wrong way is an edit of the lesson's solution. Nothing here needs PyTorch: the command that explains a
-mistake reads the tables too.
+A wrong way is an edit of the lesson's solution. Mistakes that lessons name and the checker's catalogue does
+not have are those of `mistakes.toml`. Nothing here needs PyTorch: the command that explains a mistake reads
+the tables too.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import tomllib
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.learn.course import LESSONS
-from regard.learn.exercise import definition_of, marked_statements
+from regard.learn.exercise import definition_of, marked_statements, plain_solution
 from regard.learn.lesson import Lesson, UsualMistake
-from regard.learn.mistakes import sentence
+
+if TYPE_CHECKING:
+    from regard.checker.catalogue import Mistake
+
+
+@dataclass(frozen=True)
+class ModelMistake:
+    """A mistake outside of attention: its name, what it does, and how to fix it."""
+
+    name: str
+    effect: str
+    fix: str
+
+
+def sentence(text: str) -> str:
+    """Return a text of several lines, as a table has it, on one."""
+    return " ".join(text.split())
+
+
+MODEL_MISTAKES = {
+    name: ModelMistake(name, sentence(entry["effect"]), sentence(entry["fix"]))
+    for name, entry in tomllib.loads(
+        Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8")
+    ).items()
+}
+
+
+def find_mistake(name: str) -> Mistake | ModelMistake | None:
+    """Return the mistake of this name, from the checker's catalogue or from here; None if there is none."""
+    # Here, since the catalogue imports PyTorch, and the command that prints an answer needs only names.
+    from regard.checker.catalogue import CATALOGUE
+
+    return CATALOGUE.get(name) or MODEL_MISTAKES.get(name)
+
+
+@dataclass(frozen=True)
+class LessonExplanation:
+    """A mistake as a lesson has it: the row of its table, lines of its solution, and other ways to make it.
+
+    `lines` begin with "-" where they are wrong, "+" where they are right, and " " beside. Of `ways`, each is
+    the name of a function of the lesson, what is wrong in it, and how to fix it.
+    """
+
+    row: str
+    lines: tuple[str, ...]
+    ways: tuple[tuple[str, str, str], ...]
+
+
+def explain_in_lesson(lesson: Lesson, name: str) -> LessonExplanation | None:
+    """Return what a lesson says about the mistake of this name; None if it does not know it."""
+    if not lesson.has_code:
+        return None
+    row = lesson.says_of(name)
+    usual = [mistake for mistake in usual_mistakes(lesson) if mistake.name == name]
+    lines: tuple[str, ...] = ()
+    if usual:
+        right = plain_solution(lesson.solution).splitlines()
+        wrong = plain_solution(lesson.solution.replace(usual[0].right, usual[0].wrong)).splitlines()
+        lines = _without_docstring(tuple(difflib.unified_diff(wrong, right, lineterm=""))[3:])
+    ways = tuple(_ways(lesson, name))
+    return LessonExplanation(row, lines, ways) if row or usual or ways else None
+
+
+def _without_docstring(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines of a difference without those before it that end a docstring."""
+    changed = next((n for n, line in enumerate(lines) if line[:1] in "+-"), 0)
+    ends = [n for n, line in enumerate(lines[:changed]) if line.endswith('"""')]
+    return lines[ends[-1] + 1 :] if ends else lines
+
+
+def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:
+    """The wrong ways of this name that a lesson's tables have words of their own for."""
+    return [
+        (task, way.said, hint_for(lesson.noun, task, way))
+        for task in tasks_with_ways(lesson.noun)
+        for way in wrong_ways(lesson.noun, task)
+        if way.mistake == name and way.said
+    ]
+
+
+def lessons_about(name: str) -> list[Lesson]:
+    """Return the lessons that have a mistake of this name in their table of usual mistakes."""
+    return [lesson for lesson in LESSONS if lesson.says_of(name)]
 
 
 class WrongWay(NamedTuple):

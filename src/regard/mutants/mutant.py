@@ -21,8 +21,15 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Answer
 from regard.checker.visibility import Asked
-from regard.mutants.call_reader import CallReader, Reading, as_output, in_layout, tensors_by_place
-from regard.mutants.call_signature import CallSignature, read_signature
+from regard.mutants.call_reader import (
+    CallReader,
+    CallSignature,
+    Reading,
+    as_output,
+    in_layout,
+    read_signature,
+    tensors_by_place,
+)
 
 UNSEEN = 1e-6  # a relative difference that is rounding
 EXPLAINED = 200  # reasons after which no more are asked for: gradcheck makes thousands of calls
@@ -186,7 +193,6 @@ def make_mutant(
 
 
 def _answer(result: Any, reading: Reading, mutant: Mutant, log: CallLog) -> Any:
-    """Return a result with the answer of a mistake in place of the right one."""
     question, right = reading.question, reading.right
     # Kernels compute in float32 where their inputs are in half precision.
     dtype = torch.promote_types(question.dtype, torch.float32)

@@ -26,8 +26,15 @@ from regard.checker.interpreter import prepare_interpreter
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.subject.call_tensors import arrange
-from regard.mutants.call_reader import CallReader, Convention, Reading, as_tensor, tensors_by_place
-from regard.mutants.call_signature import ROLES, CallSignature
+from regard.mutants.call_reader import (
+    ROLES,
+    CallReader,
+    CallSignature,
+    Convention,
+    Reading,
+    as_tensor,
+    tensors_by_place,
+)
 from regard.mutants.mutant import Mutant
 from regard.mutants.oracle_call import expected_options, views
 
@@ -429,7 +436,6 @@ def _suggest(
 
 
 def _shows(reading: Reading, mutant: Mutant, dtype: torch.dtype) -> bool:
-    """Return whether a mutant is clearly off on a call."""
     if "detach" in mutant.change:
         return reading.question.k.shape[2] > 1
     question = reading.question.to(torch.promote_types(dtype, torch.float32))

@@ -1,14 +1,19 @@
 """The process that runs a test suite on mutants: `python -m regard.mutants.worker REQUEST`.
 
-It does every run in a fork of its own: the suite on the target, on each mutant, the search for tests of the
-survivors, and the verification of these tests. `suite_runs` starts this process, once.
+It does every run in a fork of its own, so that what a test does to its process ends with it: the suite on the
+target, on each mutant, the search for tests of the survivors, and the verification of these tests.
+`suite_runs` starts this process, once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+import json
+import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -19,11 +24,91 @@ from typing import Any
 
 import pytest
 
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 from regard.checker.worker import run_request
-from regard.mutants.fork import TOO_SLOW, run_forks
 from regard.mutants.mutant import Mutant, all_mutants, why_left_out, without_mutant
+from regard.mutants.one_run import run_suite
 from regard.mutants.report import MutantResult
+
+INTERVAL = 0.02  # seconds between two looks at the forks
+TOO_SLOW = "is too slow"  # the end of a run that is over its time
+
+
+def run_forks(
+    runs: list[dict[str, Any]],
+    folder: Path,
+    *,
+    jobs: int,
+    limit: float,
+    tell: Callable[[int, dict[str, Any]], None] = lambda index, result: None,
+) -> list[dict[str, Any]]:
+    """Do some runs (see `one_run.run_suite`), each in a fork of its own.
+
+    Arguments:
+        runs: the arguments of each.
+        folder: where each may write, in a folder of its own; it is made.
+        jobs: how many forks run at a time.
+        limit: seconds that each may take.
+        tell: called with the number of a run and its result as soon as that is there.
+
+    Returns for each its "report", an "error", or how it came to an "end" without either.
+    """
+    folder.mkdir()
+    context = multiprocessing.get_context("fork")
+    waiting = list(enumerate(runs))
+    running: dict[int, tuple[Any, float]] = {}  # by the number of a run: its fork, and when its time is over
+    results: dict[int, dict[str, Any]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            index, fields = waiting.pop(0)
+            process = context.Process(target=_run, args=(fields | {"folder": str(folder / str(index))},))
+            process.start()
+            running[index] = process, time.monotonic() + limit
+        time.sleep(INTERVAL)
+        for index, (process, end) in list(running.items()):
+            if process.is_alive() and time.monotonic() < end:
+                continue
+            code = process.exitcode
+            _end(process)
+            del running[index]
+            how = TOO_SLOW if code is None else "exits" if code >= 0 else f"crashes with signal {-code}"
+            results[index] = _read(folder / str(index) / "result") or {"end": how}
+            tell(index, results[index])
+    return [results[index] for index in range(len(runs))]
+
+
+def _run(fields: dict[str, Any]) -> None:
+    """Do a run in this fork, and write its result."""
+    # A group of its own, so that what a test starts ends with it.
+    os.setpgid(0, 0)
+    folder = Path(fields["folder"])
+    folder.mkdir()
+    try:
+        result: dict[str, Any] = {"report": run_suite(fields)}
+    except CheckError as error:
+        result = {"error": str(error)}
+    # SystemExit by `exit()` is no subclass of Exception.
+    except BaseException as error:
+        result = {"error": f"the suite could not be run: {error_line(error)}"}
+    (folder / "part").write_text(json.dumps(result), encoding="utf-8")
+    os.replace(folder / "part", folder / "result")  # so that it is there as a whole or not at all
+    os._exit(0)
+
+
+def _end(process: Any) -> None:
+    with contextlib.suppress(OSError):  # it has not made its group yet, or the group is gone
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    return result
+
 
 PATIENCE = 4.0  # how many times as long a suite may take on a mutant
 SHORTEST = 20.0  # seconds that it may take at least
@@ -152,7 +237,6 @@ class SuiteRuns:
 
 
 def _judge(mutant: Mutant, line: dict[str, Any]) -> MutantResult:
-    """Return what became of a mutant."""
     report = line.get("report")
     if report is None:
         how = line.get("error") or f"the suite {line['end']}"

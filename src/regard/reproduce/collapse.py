@@ -12,8 +12,8 @@ import torch
 from regard.gpt.training.evaluation import next_token_loss
 from regard.monitor import Monitor, StepRecord
 from regard.reproduce.chart import Chart
+from regard.reproduce.models import make_gpt, read_corpus, windows
 from regard.reproduce.record import Findings, RunOptions, counted, estimated
-from regard.reproduce.small_gpt import make_gpt, read_corpus, windows
 
 SMOOTH = 10  # steps of which the mean loss is taken
 

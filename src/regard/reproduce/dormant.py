@@ -11,8 +11,7 @@ from regard.attention.masks.named_masks import prefix
 from regard.gpt import GPT
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
-from regard.reproduce.record import Findings, RunOptions, counted, estimated
-from regard.reproduce.trained_models import (
+from regard.reproduce.models import (
     all_heads,
     cut_heads,
     draw_heads,
@@ -20,6 +19,7 @@ from regard.reproduce.trained_models import (
     read_texts,
     text_losses,
 )
+from regard.reproduce.record import Findings, RunOptions, counted, estimated
 
 HARDLY = 0.01  # nats
 

@@ -12,8 +12,8 @@ from regard.interventions import evict
 from regard.policies import Eviction, Retained, h2o, random, snapkv, streaming, tova
 from regard.recorder import capture
 from regard.reproduce.chart import bar_chart
+from regard.reproduce.models import open_model, read_texts, text_losses
 from regard.reproduce.record import Findings, RunOptions, estimated
-from regard.reproduce.trained_models import open_model, read_texts, text_losses
 
 
 def policies() -> dict[str, Eviction]:

@@ -11,8 +11,8 @@ from regard.gpt import GPT
 from regard.interventions import Edit, ablate
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, points
+from regard.reproduce.models import edited, open_model, read_texts
 from regard.reproduce.record import Findings, RunOptions, counted, estimated
-from regard.reproduce.trained_models import edited, open_model, read_texts
 
 OTHER = 0.1  # total variation from which a pattern counts as another
 

@@ -12,8 +12,8 @@ from regard.gpt import GPT
 from regard.heads import probe, repeated
 from regard.interventions import ablate, intervene
 from regard.reproduce.chart import Chart, format_means, points
+from regard.reproduce.models import make_gpt, read_corpus, token_losses, train_steps, windows
 from regard.reproduce.record import Findings, RunOptions, counted, estimated
-from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps, windows
 
 
 @dataclass

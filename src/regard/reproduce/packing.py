@@ -13,8 +13,8 @@ from regard.gpt import GPT
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.evaluation import next_token_loss
 from regard.reproduce.chart import Chart, bar_chart
+from regard.reproduce.models import make_gpt, read_corpus, token_losses, train_curve
 from regard.reproduce.record import Findings, RunOptions, estimated
-from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_curve
 
 KINDS = ("alone", "after other pieces", "after its copy")
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard.gpt import GPT
 from regard.reproduce.chart import Chart, format_means, points
+from regard.reproduce.models import make_gpt, read_corpus, token_losses, train_curve, windows
 from regard.reproduce.record import Findings, RunOptions, estimated
-from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_curve, windows
 
 GAP = 0.1  # nats by which the loss without positions may be higher and still count as nearly as good
 

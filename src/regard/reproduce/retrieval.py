@@ -11,9 +11,8 @@ from regard.gpt import GPT
 from regard.heads import needle
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
+from regard.reproduce.models import cut_heads, draw_heads, edited, open_model, token_losses
 from regard.reproduce.record import Findings, RunOptions, counted, estimated
-from regard.reproduce.small_gpt import token_losses
-from regard.reproduce.trained_models import cut_heads, draw_heads, edited, open_model
 
 DEPTHS = (0.1, 0.5, 0.9)
 SCORE = 0.1  # from which a head retrieves, as in the paper

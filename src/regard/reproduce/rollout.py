@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
+from regard.reproduce.models import cut_texts, help_topics, open_encoder, open_model, read_texts
 from regard.reproduce.record import Findings, RunOptions, estimated
-from regard.reproduce.trained_models import cut_texts, help_topics, open_encoder, open_model, read_texts
 
 METHODS = ("rollout", "last layer", "first layer", "position", "rarity")
 

@@ -14,9 +14,8 @@ from regard.attention.masks.named_masks import prefix, window
 from regard.gpt import GPT
 from regard.recorder import capture
 from regard.reproduce.chart import Chart, bar_chart, format_means, points
+from regard.reproduce.models import open_model, read_texts, token_losses
 from regard.reproduce.record import Findings, RunOptions, estimated
-from regard.reproduce.small_gpt import token_losses
-from regard.reproduce.trained_models import open_model, read_texts
 
 FIRST = 4  # keys that stay beside the window, as in the paper
 

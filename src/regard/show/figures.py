@@ -20,9 +20,18 @@ from regard.show.data.head_rows import TextHeads
 from regard.show.data.layer_description import find_axis_tokens
 from regard.show.data.patch_tokens import patch_axes, token_lists
 from regard.show.data.titles import title_of_tokens
-from regard.show.figure_axes import Labels, describe_cell, draw_map
-from regard.show.figure_cells import Drawable, Reduce
-from regard.show.figure_layout import SOFT, WARNING, FigureWords, draw_keys, lay_out
+from regard.show.figure_drawing import (
+    SOFT,
+    WARNING,
+    Drawable,
+    FigureWords,
+    Labels,
+    Reduce,
+    describe_cell,
+    draw_keys,
+    draw_map,
+    lay_out,
+)
 from regard.stages.figures.picture import MAX_NUMBERED_SIDE
 from regard.support.cell_output import new_figure, release
 from regard.support.characters import show_invisible
@@ -141,7 +150,6 @@ def _capture_words(
 
 
 def _capitalised(sentence: str) -> str:
-    """Return a sentence with a capital letter and a full stop."""
     return sentence and sentence[0].upper() + sentence[1:].rstrip(".") + "."
 
 
@@ -208,7 +216,6 @@ def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
 def _plot(
     heads: Sequence[Drawable], labels: Labels, words: FigureWords, ax: Any, scale: Scale, reduce: Reduce
 ) -> Any:
-    """Draw one head, or all heads of a layer, and return the figure."""
     for name, value, choices in (("scale", scale, ("linear", "log")), ("reduce", reduce, ("mass", "max"))):
         if value not in choices:
             raise ValueError(f"{name}: expected {choices[0]!r} or {choices[1]!r}, got {value!r}")

@@ -139,7 +139,6 @@ class CaptureWidget(anywidget.AnyWidget):
             self._run(number, name, message.get("body"))
 
     def _compute(self, number: str, name: str, query: object, stopped: threading.Event) -> None:
-        """Compute an answer and send it. A worker calls this."""
         if stopped.is_set():
             return
         try:

@@ -116,7 +116,6 @@ def write_pieces(tokens: Sequence[str | bytes]) -> list[str]:
 
 
 def _write_run(run: Sequence[bytes]) -> list[str]:
-    """The texts of tokens in a row that are bytes."""
     owner = [number for number, piece in enumerate(run) for _ in piece]  # of each byte
     texts = ["" for _ in run]
     joined, start = b"".join(run), 0

@@ -78,7 +78,6 @@ def _listed(value: Any, expected: Any, name: str) -> list[Any]:
 
 @cache
 def _fields_of(kind: Any) -> dict[str, RecordField]:
-    """Return the fields of a record by name."""
     types = get_type_hints(kind)
     parameters = inspect.signature(kind).parameters.values()
     return {x.name: RecordField(types[x.name], x.default is x.empty) for x in parameters}

@@ -74,7 +74,6 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The names and contents of all chunks."""
     while data:
         # A rest shorter than a chunk has no length to read: its own is given, which the next line refuses.
         length, name = struct.unpack(">I4s", data[:8]) if len(data) >= 12 else (len(data), b"")

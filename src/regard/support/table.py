@@ -144,7 +144,6 @@ def _html_cell(column: Column, value: object) -> str:
 
 
 def _pyarrow() -> Any:
-    """The module, with an install command if it is missing."""
     with extra("parquet", "a .parquet file"):
         import pyarrow
         import pyarrow.parquet

@@ -19,8 +19,8 @@ from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
-from regard.show.saved import mask_block, packed_layer
 from regard.show.saved import pack as packing
+from regard.show.saved import packed_layer
 from regard.show.saved.bundle import write
 from regard.show.saved.pack import pack
 from tests.captures import HOSTILE, captured, hybrid, layer_of
@@ -143,7 +143,7 @@ def test_values_come_along_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_bias_too_large_for_a_page_is_refused_kindly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_block, "DENSE_LIMIT", 100)
+    monkeypatch.setattr(packed_layer, "DENSE_LIMIT", 100)
     with pytest.raises(ValueError, match="serve the capture instead"):
         pack(Contents(captured(mask=regard.tensor_mask(torch.randn(40, 40)))))
 

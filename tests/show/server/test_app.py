@@ -18,9 +18,8 @@ import regard
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.shown_text import ShownText
-from regard.show.server.access_secrets import can_tell_users, is_own_process
 from regard.show.server.background import BackgroundServer
-from regard.show.server.guard import HEADERS, BoundAddress
+from regard.show.server.guard import HEADERS, BoundAddress, can_tell_users, is_own_process
 from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
 from tests.captures import captured

@@ -1,1 +1,1 @@
-"""What several commands share: models, texts, options, progress, signals, the page's server."""
+"""What several commands share: models, texts, options, output, signals, the page's server."""

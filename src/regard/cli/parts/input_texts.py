@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-    from regard.cli.parts.model import Model
+from regard.cli.parts.model import Model
+from regard.gpt.training.corpus import read
 
 
 def read_texts(texts: list[str] | None, files: list[Path] | None, default: str) -> list[str]:
     """The texts of the options --text and --file, or the `default` if there are none."""
-    from regard.gpt.training.corpus import read
-
     return [*(texts or []), *(read(path, "file") for path in files or [])] or [default]
 
 
@@ -27,8 +25,6 @@ def check_length(length: int) -> int:
 
 def cut_windows(model: Model, texts: list[str], length: int, most: int) -> list[Tensor]:
     """The tokens of the texts, in windows of `length` tokens, at most so many."""
-    import torch
-
     length = min(check_length(length), model.context or length)
     if most < 1:
         raise ValueError(f"--windows: expected 1 at least, got {most}")

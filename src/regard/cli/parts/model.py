@@ -15,13 +15,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
+from regard.gpt import GPT
+from regard.gpt.files.folder import CONFIG
+from regard.gpt.files.loader import INCLUDED_MODEL, locate, open_tensors
+from regard.gpt.training.history import has_history
+from regard.support.characters import MOST_PIECES
+from regard.support.files import ModelFileError, converting_errors, read_json
 from regard.support.imports import MissingExtraError, extra
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from regard.gpt import GPT
     from regard.maps import AttentionMap, LinearAttentionMap
     from regard.recorder import Capture
     from regard.show.data.cuts import Cut
@@ -55,8 +60,6 @@ class Model:
 
         A model that `regard.gpt` does not know is opened with Transformers, unless it is `to_generate`.
         """
-        from regard.gpt import GPT
-
         try:
             model = GPT.from_pretrained(name)
         except ValueError as error:
@@ -81,7 +84,6 @@ class Model:
                 from transformers import AutoTokenizer
         except MissingExtraError as error:
             raise ValueError(f"{reason}; {error}") from None
-        from regard.gpt.files.loader import locate
 
         folder = locate(name)
         with _opening(folder):
@@ -136,8 +138,6 @@ class Model:
         - `first`: how many tokens to read; all by default.
         - `continuation`: the ids of tokens that the model generated, which are read after the text.
         """
-        import torch
-
         from regard.recorder.tokens_of_maps.tokens import TextTooLongError, encode_text
 
         encoding = {name: ids[:, :first] for name, ids in encode_text(self.tokenizer, text).items()}
@@ -163,8 +163,6 @@ class Model:
 
         `cuts` are heads and edges, as the page names them; `tell` is called after each layer.
         """
-        import torch
-
         from regard.interventions import ablate, block, intervene
         from regard.show.data.cuts import HeadCut
 
@@ -234,14 +232,10 @@ class Model:
 
     @property
     def can_generate(self) -> bool:
-        from regard.gpt import GPT
-
         return isinstance(self.module, GPT)
 
     @property
     def _gpt(self) -> GPT:
-        from regard.gpt import GPT
-
         if not isinstance(self.module, GPT):
             raise ValueError(f"model: {self.title} can be read with, but Regard cannot generate with it")
         return self.module
@@ -258,7 +252,6 @@ class Model:
         """
         from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
         from regard.recorder.tokens_of_maps.tokens import decode_tokens, encode_text
-        from regard.support.characters import MOST_PIECES
 
         model = self._gpt
         ids = encode_text(self.tokenizer, text)["input_ids"]
@@ -287,8 +280,6 @@ class Model:
 
     def digest(self) -> str:
         """SHA-256 of the weights."""
-        import torch
-
         sha256 = hashlib.sha256()
         for name, weight in self.module.state_dict().items():
             sha256.update(name.encode())
@@ -303,11 +294,6 @@ def open_module(name: str) -> nn.Module:
     The included model, a .gguf file, and any model where Transformers is missing, are Regard's GPT.
     """
     from importlib.util import find_spec
-
-    from regard.gpt import GPT
-    from regard.gpt.files.folder import CONFIG
-    from regard.gpt.files.loader import locate
-    from regard.support.files import ModelFileError, read_json
 
     folder = locate(name)
     config = read_json(folder / CONFIG, ModelFileError) if folder.is_dir() else {}
@@ -325,8 +311,6 @@ def open_module(name: str) -> nn.Module:
 def _opening(folder: Path) -> Iterator[None]:
     """Inside the block, a model is opened with Transformers, which is quiet; its errors name the folder."""
     from transformers import logging
-
-    from regard.support.files import ModelFileError, converting_errors
 
     words: Any = logging
     level, bar = words.get_verbosity(), words.is_progress_bar_enabled()
@@ -347,12 +331,7 @@ def _check_sizes(folder: Path) -> None:
 
     Building a million layers would take minutes, and weights that are not in the files any memory.
     """
-    import torch
     from transformers import AutoConfig, AutoModel
-
-    from regard.gpt.files.folder import CONFIG
-    from regard.gpt.files.loader import open_tensors
-    from regard.support.files import ModelFileError, read_json
 
     tensors = open_tensors(folder)
     for name, value in _numbers(read_json(folder / CONFIG, ModelFileError)):
@@ -407,8 +386,6 @@ def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
 @contextmanager
 def _telling_layers(model: nn.Module, tell: ReportProgress) -> Iterator[None]:
     """Call `tell` after each layer. The longest list of modules in a model holds its layers."""
-    from torch import nn
-
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     layers = max(lists, key=len, default=nn.ModuleList())
     tell("reading", 0, len(layers))
@@ -425,8 +402,5 @@ def _telling_layers(model: nn.Module, tell: ReportProgress) -> Iterator[None]:
 
 
 def _run_of(name: str) -> Path | None:
-    from regard.gpt.files.loader import INCLUDED_MODEL
-    from regard.gpt.training.history import has_history
-
     folder = INCLUDED_MODEL if name == "default" else Path(name)
     return folder if has_history(folder) else None

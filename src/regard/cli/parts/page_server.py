@@ -11,15 +11,17 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import typer
 
+from regard.show.server.app import Site
+from regard.show.server.background import BackgroundServer
+from regard.show.server.guard import is_loopback
+from regard.show.server.jobs import ReportProgress
+from regard.show.server.limits import StoppedError
+from regard.show.server.opening_site import OpeningSite
+from regard.show.viewer import open_browser
 from regard.support.imports import MissingExtraError
-
-if TYPE_CHECKING:
-    from regard.show.server.app import Site
-    from regard.show.server.jobs import ReportProgress
 
 BROWSER = 5.0  # seconds that a browser may take to open the page that tells of a failure
 
@@ -33,12 +35,6 @@ def serve(prepare: Callable[[ReportProgress], Site], *, host: str, port: int, op
         port: the port; 0 takes a free one.
         open_: whether to open the page in a browser.
     """
-    from regard.show.server.background import BackgroundServer
-    from regard.show.server.guard import is_loopback
-    from regard.show.server.limits import StoppedError
-    from regard.show.server.opening_site import OpeningSite
-    from regard.show.viewer import open_browser
-
     # `running` is bound in the next line; the lambda is called much later.
     site = OpeningSite(on_cancel=lambda: running.stop())
     running = BackgroundServer(site, host=host, port=port)

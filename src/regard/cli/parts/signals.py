@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -45,14 +43,3 @@ def unwind_on_signals() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-
-
-@contextmanager
-def allow_closed_pipe() -> Iterator[None]:
-    """A block that prints to a reader that may stop, as `head` does: the exit code stays the command's."""
-    try:
-        yield
-        # Here and not at the end of the process, where a broken pipe would print "Exception ignored in".
-        sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # Rich turns the first into SystemExit(1)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the last flush fail

@@ -7,7 +7,7 @@ import tomllib
 import traceback
 from pathlib import Path
 
-from regard.learn.mistakes import sentence
+from regard.learn.wrong_ways import sentence
 
 # An error of the learner's code in a message, with the number of its line (see `describe_error`).
 ERROR = re.compile(r"^(?:It works .*: )?line (\d+), .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)

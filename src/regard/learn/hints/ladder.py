@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard.learn.exercise import marks_of, plain_solution
 from regard.learn.hints.errors import ERROR, GENERAL, GENERAL_DIFFERENCE
 from regard.learn.lesson import Lesson, Outcome, Task
-from regard.learn.mistakes import find_mistake
-from regard.learn.wrong_ways import usual_mistakes
+from regard.learn.wrong_ways import find_mistake, usual_mistakes
 
 if TYPE_CHECKING:
     from regard.learn.hints.first_difference import LineDifference
@@ -273,7 +272,7 @@ def _with_name(
     # Both are the learner's lines, and what they raise has been said already.
     with contextlib.suppress(Exception):
         exec(solution.replace(difference.right, own), vars(alone))
-        first = task.judge(getattr(alone, task.name), alone)
+        first = task.outcome(getattr(alone, task.name), alone)
         # A line that reads other names of the learner's says nothing without the lines around it.
         if UNKNOWN_NAME.search(first.message) and not UNKNOWN_NAME.search(outcome.message):
             return outcome

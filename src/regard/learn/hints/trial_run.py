@@ -105,7 +105,6 @@ def run_trial(program: Program, task: str, trial: Trial, state: dict[str, Tensor
 
 
 def _load_weights(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give a module those weights of another that fit."""
     own = module.state_dict()
     module.load_state_dict(
         {name: value for name, value in state.items() if name in own and own[name].shape == value.shape},
@@ -152,7 +151,6 @@ def _recording(program: Program, assignments: list[Assignment]) -> Iterator[None
 
 
 def _assigned(frame: FrameType, statement: ast.stmt) -> Iterator[Assignment]:
-    """The assignments that a statement of a frame has made."""
     for name in targets_of(statement):
         if name.endswith("()"):
             yield Assignment(frame.f_code.co_name, name, statement, None)

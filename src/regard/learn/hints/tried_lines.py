@@ -111,7 +111,7 @@ def _judge_with(task: Task, module: ModuleType, differences: Sequence[LineDiffer
         copy.write_text(program, encoding="utf-8")
         try:
             followed = import_place(str(copy))
-            return task.judge(getattr(followed, task.name), followed)
+            return task.outcome(getattr(followed, task.name), followed)
         except NotImplementedError:
             return None
         except Exception as error:

@@ -15,17 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import causal_weights
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import describe_answer
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw, input_generator
-from regard.learn.judges.tables.variants import edited_variants, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, is_right, named_mistake
-from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
-from regard.learn.mistakes import MODEL_MISTAKES
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import (
+    check_attention,
+    edited_variants,
+    is_right,
+    named_mistake,
+    reject_variants,
+)
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
-from regard.learn.wrong_ways import define
+from regard.learn.wrong_ways import MODEL_MISTAKES, define
 
 BOUND = 0.72  # four fifths of the way from the best loss without attention, 0.921, to the entropy, 0.668
 STEPS, BATCH, EVERY, LEARNING_RATE = 600, 32, 25, 3e-3
@@ -65,31 +69,24 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
     missing = [part for part in PARTS if not hasattr(block, part)]
     if missing:
         said = f"the block has no `{missing[0]}`: keep the names of the lesson's file"
-        return Outcome(name, "wrong", said, hint=f"in __init__: {PARTS[missing[0]]}")
+        raise NotDoneError(said, hint=f"in __init__: {PARTS[missing[0]]}")
     _randomise(block)
     x = 2 * torch.randn(2, 5, 16)
     with torch.no_grad():
-        if wrong := _judge_mlp(name, block.mlp):
-            return wrong
+        _judge_mlp(block.mlp)
         out = block(x)
         if not isinstance(out, Tensor) or out.shape != x.shape:
-            return Outcome(
-                name,
-                "wrong",
-                f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_answer(out)}",
+            raise NotDoneError(
+                f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_answer(out)}"
             )
         right = define("block", name)
         if is_equal(out, right.forward(block, x)):
             return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
         # The edited forward pass runs with the parts of the learner's block.
         variants = edited_variants("block", name, lambda edited: edited.forward(block, x))
-        if wrong := find_variant(name, out, variants):
-            return wrong
-    return Outcome(
-        name,
-        "wrong",
-        "the output is not x plus attention of the normalised x, plus the MLP of that, normalised",
-        hint=BOTH,
+        reject_variants(out, variants)
+    raise NotDoneError(
+        "the output is not x plus attention of the normalised x, plus the MLP of that, normalised", hint=BOTH
     )
 
 
@@ -100,8 +97,7 @@ def _randomise(module: nn.Module) -> None:
             parameter.add_(0.3 * torch.randn_like(parameter))
 
 
-def _judge_mlp(name: str, mlp: nn.Module) -> Outcome | None:
-    """What is wrong with the MLP; None if nothing is."""
+def _judge_mlp(mlp: nn.Module) -> None:
     a, b = torch.randn(2, 3, 16)
     try:
         fits = mlp(a).shape == a.shape
@@ -109,17 +105,16 @@ def _judge_mlp(name: str, mlp: nn.Module) -> Outcome | None:
         fits = False
     if not fits:
         said = "the MLP does not lead from d_model numbers to d_model numbers: its widths do not fit"
-        return Outcome(name, "wrong", said, hint=MODEL_MISTAKES["mlp-without-activation"].fix)
+        raise NotDoneError(said, hint=MODEL_MISTAKES["mlp-without-activation"].fix)
     bend = mlp(a + b) - mlp(a) - mlp(b) + mlp(torch.zeros_like(a))  # 0 if it is linear
     if bend.abs().max() < TOLERANCE:
-        return named_mistake(name, "mlp-without-activation")
+        raise named_mistake("mlp-without-activation")
     if _has_softmax(mlp, a):
-        return named_mistake(name, "softmax-as-activation")
+        raise named_mistake("softmax-as-activation")
     # GELU, ReLU and their like give hardly anything below 0; the last linear layer gives both signs alike.
     if mlp(torch.cat([a, b])).min() > -0.3:
         said = "the MLP ends with its activation, so that it can hardly take anything away from the stream"
-        return Outcome(name, "wrong", said, hint=MLP)
-    return None
+        raise NotDoneError(said, hint=MLP)
 
 
 def _has_softmax(mlp: nn.Module, x: Tensor) -> bool:
@@ -138,24 +133,22 @@ def judge_model(model_class: Any, module: ModuleType, tell: Callable[[str], None
     """Look at the model's parts, then train it until its loss is below the bound."""
     name = "SmallGPT"
     if not is_right(judge_block, module.TransformerBlock, module):
-        return Outcome(name, "unfinished", "it is trained once TransformerBlock is right")
+        raise NotDoneError("it is trained once TransformerBlock is right", status="unfinished")
     torch.manual_seed(0)
     model = model_class(len(WORDS), LENGTH, D_MODEL, HEADS, LAYERS)
-    if wrong := _judge_stack(name, model, module) or _judge_logits(name, model):
-        return wrong
+    _judge_stack(model, module)
+    _judge_logits(model)
     if _leaks(model):
         loss = train(model, LEAK_STEPS, 0.0, tell)
         said = (
             f"A logit changes with a token that comes later. In training the loss fell to {loss:.2f}, below "
             f"the {entropy():.2f} that is possible: too good is a sign of a leak."
         )
-        return named_mistake(name, "no-mask", said)
+        raise named_mistake("no-mask", said)
     before = map_of_each_head(model)
     loss = train(model, STEPS, BOUND, tell)
     if loss > BOUND:
-        return Outcome(
-            name,
-            "wrong",
+        raise NotDoneError(
             f"after {STEPS} steps the loss is {loss:.3f}, which is not below {BOUND}; {entropy():.3f} is "
             f"possible, and {loss_without_attention():.3f} without looking back",
             hint="does every block get the output of the one before, and is the last one's output used?",
@@ -163,57 +156,54 @@ def judge_model(model_class: Any, module: ModuleType, tell: Callable[[str], None
     return _trained(name, loss, before, map_of_each_head(model))
 
 
-def _judge_stack(name: str, model: nn.Module, module: ModuleType) -> Outcome | None:
-    """What is wrong with the blocks of the model; None if nothing is."""
+def _judge_stack(model: nn.Module, module: ModuleType) -> None:
     blocks = [part for part in model.modules() if isinstance(part, module.TransformerBlock)]
     if len(blocks) == LAYERS:
-        return None
+        return
     if not blocks and getattr(model, "blocks", None):
-        return named_mistake(name, "plain-list", "The optimizer does not see the weights of your blocks.")
+        raise named_mistake("plain-list", "The optimizer does not see the weights of your blocks.")
     if len(blocks) == 1:
-        return named_mistake(name, "one-block-for-all")
-    return Outcome(name, "wrong", f"expected {LAYERS} blocks for num_layers={LAYERS}, got {len(blocks)}")
+        raise named_mistake("one-block-for-all")
+    raise NotDoneError(f"expected {LAYERS} blocks for num_layers={LAYERS}, got {len(blocks)}")
 
 
-def _judge_logits(name: str, model: Any) -> Outcome | None:
-    """What is wrong with the logits, before any training; None if nothing is."""
+def _judge_logits(model: Any) -> None:
     with torch.no_grad():
         ids = draw_sentences(2, torch.Generator().manual_seed(0))
         logits = model(ids)
         expected = (*ids.shape, len(WORDS))
         if not isinstance(logits, Tensor) or logits.shape != expected:
-            return Outcome(name, "wrong", f"expected the logits {expected}, got {describe_answer(logits)}")
+            raise NotDoneError(f"expected the logits {expected}, got {describe_answer(logits)}")
         same = model(torch.ones(1, 6, dtype=torch.long))[0]
         # A row of equal tokens: without positions every place has the same logits.
         if is_equal(same, same[:1].expand_as(same)):
-            return named_mistake(name, "positions-missing")
+            raise named_mistake("positions-missing")
         for number in range(LAYERS):
             other = deepcopy(model)
             _randomise(other.blocks[number])
             # Exactly 0: a block whose output is used changes the logits by some amount, however small.
             if largest_difference(other(ids), logits) == 0:
                 said = f"the logits do not depend on block {number}: its output is not used"
-                return Outcome(name, "wrong", said, hint="x = block(x) for every block in turn")
-        return _judge_order(name, model, ids, logits)
+                raise NotDoneError(said, hint="x = block(x) for every block in turn")
+        _judge_order(model, ids, logits)
 
 
-def _judge_order(name: str, model: Any, ids: Tensor, logits: Tensor) -> Outcome | None:
-    """What is wrong with the order of the model's own parts; None if nothing is."""
+def _judge_order(model: Any, ids: Tensor, logits: Tensor) -> None:
     try:
         x = model.token_embedding(ids) + model.position_embedding(torch.arange(ids.shape[1]))
         for block in model.blocks:
             x = block(x)
         right = model.unembedding(model.norm(x))
     except AttributeError:  # parts of other names: what they give is judged by training
-        return None
+        return
     if is_equal(logits, right):
-        return None
+        return
     said = "the logits are not those of both embeddings, each block in turn, the norm and the unembedding"
     hint = "x = block(x) for every block, nothing added; then self.unembedding(self.norm(x))"
     if is_equal(logits, right.softmax(-1)):
         said = "these are probabilities: cross_entropy takes the softmax itself, of the logits"
         hint = "return self.unembedding(self.norm(x))"
-    return Outcome(name, "wrong", said, hint=hint)
+    raise NotDoneError(said, hint=hint)
 
 
 def _leaks(model: nn.Module) -> bool:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.learn.judges.tables.equality import is_equal, largest_difference
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
+from regard.learn.judges.tables.relations import is_equal, largest_difference
 from regard.learn.judges.tables.verdicts import check_attention, example_picture
-from regard.learn.lesson import Outcome, Task, Trial
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial
 from regard.stages.example import WK, WQ, X
 
 NAME = "CachedMultiHeadAttention"
@@ -25,8 +25,7 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
     layer = layer_class(D_MODEL, HEADS).eval()
     x = torch.randn(3, LENGTH, D_MODEL)
     with torch.no_grad():
-        if wrong := _check_interface(layer, x):
-            return wrong
+        _check_interface(layer, x)
         try:
             differences = {pieces: _difference(layer, x, pieces) for pieces in _pieces(LENGTH)}
         except Exception as error:
@@ -45,12 +44,13 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
     outcome = check_attention(NAME, layer_class, done, causal=True, init=sizes, cached=_step)
     if outcome.mistake == "one-projection" and _sees_one_key(layer, x):
         said = "W_q has no influence: every token sees one key only, and softmax of one score is 1"
-        return Outcome(
-            NAME, "wrong", said, hint="visible.tril(S - T): new token i sees the keys up to S − T + i"
-        )
+        raise NotDoneError(said, hint="visible.tril(S - T): new token i sees the keys up to S − T + i")
     if outcome.status == "done":
-        return _recomputed(layer, x) or Outcome(NAME, "done", outcome.message, picture=_picture(layer_class))
-    return outcome if outcome.mistake else _describe_contents(layer, x) or outcome
+        _check_counts(layer, x)
+        return Outcome(NAME, "done", outcome.message, picture=_picture(layer_class))
+    if not outcome.mistake:
+        _check_contents(layer, x)
+    return outcome
 
 
 def _sees_one_key(layer: Any, x: Tensor) -> bool:
@@ -74,24 +74,17 @@ def _step(layer: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
     return out, cache
 
 
-def _check_interface(layer: nn.Module, x: Tensor) -> Outcome | None:
-    """What is wrong with the form of the answer; None if nothing is."""
+def _check_interface(layer: nn.Module, x: Tensor) -> None:
     answer = layer(x)
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor):
-        return Outcome(
-            NAME,
-            "wrong",
-            "expected two results, the output and the cache",
-            hint="return self.W_o(heads), cache",
+        raise NotDoneError(
+            "expected two results, the output and the cache", hint="return self.W_o(heads), cache"
         )
     out, cache = answer
     if out.shape != x.shape:
-        return Outcome(NAME, "wrong", f"expected the output {tuple(x.shape)}, got {tuple(out.shape)}")
+        raise NotDoneError(f"expected the output {tuple(x.shape)}, got {tuple(out.shape)}")
     if cache is None:
-        return Outcome(
-            NAME, "wrong", "the cache that comes back is None: nothing is kept", hint="cache = (k, v)"
-        )
-    return None
+        raise NotDoneError("the cache that comes back is None: nothing is kept", hint="cache = (k, v)")
 
 
 def _pieces(length: int) -> list[tuple[int, ...]]:
@@ -113,8 +106,8 @@ def _difference(layer: nn.Module, x: Tensor, pieces: tuple[int, ...]) -> float:
     return largest_difference(_run(layer, x, pieces)[0], layer(x)[0])
 
 
-def _describe_contents(layer: nn.Module, x: Tensor) -> Outcome | None:
-    """What is wrong in the cache itself, where no mistake of the catalogue explains the output."""
+def _check_contents(layer: nn.Module, x: Tensor) -> None:
+    """Raise what is wrong in the cache itself, where no mistake of the catalogue explains the output."""
     with torch.no_grad():
         _, whole = layer(x)
         _, cache = _run(layer, x, (4, LENGTH - 4))
@@ -123,28 +116,23 @@ def _describe_contents(layer: nn.Module, x: Tensor) -> Outcome | None:
         list(each.values()) if isinstance(each, dict) else each for each in (cache, whole)
     )
     if not isinstance(kept_parts, tuple | list) or not all(isinstance(part, Tensor) for part in kept_parts):
-        return None
+        return
     for what, kept, expected in zip(("keys", "values"), kept_parts, whole_parts, strict=False):
         if kept.shape != expected.shape:
-            return Outcome(
-                NAME,
-                "wrong",
+            raise NotDoneError(
                 f"after 4 tokens and {LENGTH - 4} more, the {what} in the cache are {tuple(kept.shape)}; "
                 f"expected {tuple(expected.shape)}, one for each token",
                 hint="torch.cat([cache[0], k], dim=-2) for the keys, and the same with v for the values",
             )
         if not is_equal(kept, expected):
-            return Outcome(
-                NAME,
-                "wrong",
+            raise NotDoneError(
                 f"the {what} in the cache are not those of the tokens in their order, oldest first",
                 hint="torch.cat([cache[0], k], dim=-2) for the keys, and the same with v for the values",
             )
-    return None
 
 
-def _recomputed(layer: Any, x: Tensor) -> Outcome | None:
-    """The outcome for a layer that is exact because it computes earlier keys again; None if it does not."""
+def _check_counts(layer: Any, x: Tensor) -> None:
+    """Raise what is said of a layer that is exact because it computes earlier keys again."""
     rows: list[int] = []
     # Counted at W_k: the output cannot tell whether keys were computed again.
     counting = layer.W_k.register_forward_hook(lambda _, inputs, out: rows.append(inputs[0].shape[-2]))
@@ -153,14 +141,11 @@ def _recomputed(layer: Any, x: Tensor) -> Outcome | None:
         rows.clear()
         layer(x[:, 5:6], cache)
     counting.remove()
-    if sum(rows) == 1:
-        return None
-    return Outcome(
-        NAME,
-        "wrong",
-        f"the output is right, but for one new token W_k computes {sum(rows)} keys: nothing is saved",
-        hint="keep keys and values in the cache, not the tokens: cache = (k, v)",
-    )
+    if sum(rows) != 1:
+        raise NotDoneError(
+            f"the output is right, but for one new token W_k computes {sum(rows)} keys: nothing is saved",
+            hint="keep keys and values in the cache, not the tokens: cache = (k, v)",
+        )
 
 
 def _picture(layer_class: Any) -> Any:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
+    drops_weights,
     example_picture,
-    find_dropout_elsewhere,
+    named_mistake,
+    seeking_keys,
+    seeking_queries,
 )
-from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import WrongWay, define, wrong_ways
 from regard.stages.example import WV, X, with_weights
 
@@ -46,33 +48,33 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     """Run the head once, then check it."""
     out = OutputShape((2, 6, 8), "(B, T, head_dim)")
     weights = OutputShape((2, 6, 6), "(B, T, T)")
-    problem = _find_parameter(thing) or first_run("Head", thing, INIT, (torch.randn(2, 6, 24),), out, weights)
-    if problem is not None:
-        return problem
+    _check_buffer(thing)
+    first_run("Head", thing, INIT, (torch.randn(2, 6, 24),), out, weights)
     done = "a causal head of its own width, with a mask that moves with it and dropout on its weights."
     outcome = check_attention("Head", thing, done, lesson="head", init=INIT, causal=True)
-    elsewhere = find_dropout_elsewhere("Head", thing, INIT, torch.randn(2, 6, 24))
-    if outcome.mistake == "dropout-on-scores" and elsewhere is None:
+    has_dropped = drops_weights(thing, INIT, torch.randn(2, 6, 24))
+    if outcome.mistake == "dropout-on-scores" and has_dropped:
         said = (
             "after dropout your weights are divided by their sum again. Dropout has already enlarged those "
             "that it keeps, by 1 / (1 − p): a row sums to 1 on average, and not each time"
         )
-        return Outcome("Head", "wrong", said, hint="nothing after weights = self.dropout(weights)")
+        raise NotDoneError(said, hint="nothing after weights = self.dropout(weights)")
     if outcome.status != "done":
         return outcome
     # The checker accepts dropout wherever it is right on average; the lesson asks for it on the weights.
-    return elsewhere or replace(outcome, picture=_picture(thing))
+    if not has_dropped:
+        raise named_mistake("dropout-on-values")
+    return replace(outcome, picture=_picture(thing))
 
 
-def _find_parameter(thing: Any) -> Outcome | None:
-    """Return the outcome for a mask that is a parameter; None if it is none, or if the head is not built."""
+def _check_buffer(thing: Any) -> None:
     try:
         if "causal_mask" not in dict(thing(**INIT).named_parameters()):
-            return None
+            return
     except Exception:
-        return None  # any error of the learner's class; it is built again, and the error explained
+        return  # any error of the learner's class; it is built again, and the error explained
     said = "`causal_mask` is a parameter: an optimiser changes parameters, and state_dict saves them"
-    return Outcome("Head", "wrong", said, hint=BUFFER)
+    raise NotDoneError(said, hint=BUFFER)
 
 
 def _picture(thing: Any) -> WeightPicture:
@@ -89,7 +91,7 @@ def _picture(thing: Any) -> WeightPicture:
 def judge_check(function: Any, module: ModuleType) -> Outcome:
     """Try the learner's check on right heads, which it must accept, and on wrong ones."""
     if not callable(function):
-        return Outcome(CHECK, "wrong", f"expected a function, got {function!r}")
+        raise NotDoneError(f"expected a function, got {function!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return _try_check(function)
@@ -100,35 +102,35 @@ def _try_check(function: Any) -> Outcome:
     narrow = _accepts(function, trial_head(d_model=40, head_dim=8).eval())
     if all(answer is None for answer in answers.values()):
         said = "it returns None for every head, right or wrong"
-        return Outcome(CHECK, "wrong", said, hint="return True or False; the last line begins with return")
+        raise NotDoneError(said, hint="return True or False; the last line begins with return")
     if answers[""] is False or (
         narrow is False and _accepts(function, trial_head(FUSED, d_model=40, head_dim=8).eval())
     ):
-        return _rejects_right(function, [mistake for mistake in WRONG if answers[mistake]])
+        _reject(function, [mistake for mistake in WRONG if answers[mistake]])
     if len(set(answers.values())) == 1:
         said = "it accepts every head, right or wrong, so it tells you nothing"
-        return Outcome(CHECK, "wrong", said, hint="compare out with PyTorch's output for the same q, k and v")
+        raise NotDoneError(said, hint="compare out with PyTorch's output for the same q, k and v")
     for mistake in WRONG:
         if answers[mistake] is not False:
             entry = get_mistake(mistake)
             said = f"It accepts a head {entry.what}, which is wrong."
-            return Outcome(CHECK, "wrong", said, hint=_hint_for_accepted(mistake))
+            raise NotDoneError(said, hint=_hint_for_accepted(mistake))
     if _accepts(function, trial_head(LOWERED).eval()) is not False:
         said = "It accepts a head whose outputs are all too small: a difference below 0 is a difference, too."
-        return Outcome(CHECK, "wrong", said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
+        raise NotDoneError(said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
     if _accepts(function, trial_head(REVERSED).eval()) is not False:
         said = "It accepts a head whose numbers stand in the opposite order: in a mean, differences cancel."
-        return Outcome(CHECK, "wrong", said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
+        raise NotDoneError(said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
     if any(_accepts(function, trial_head().train()) is False for _ in range(3)):
         said = (
             "It rejects a right head that is in training mode: there, dropout changes its output at random."
         )
-        return Outcome(CHECK, "wrong", said, hint="head.eval() before out = head(x)")
+        raise NotDoneError(said, hint="head.eval() before out = head(x)")
     if narrow is False:
         said = (
             "It accepts a right head of width 16 and rejects one of width 8: something is fixed to one width."
         )
-        return Outcome(CHECK, "wrong", said, hint="take the widths from head.W_q, not as numbers")
+        raise NotDoneError(said, hint="take the widths from head.W_q, not as numbers")
     said = f"it accepts right heads, in training mode too, and rejects {len(WRONG)} wrong ones."
     return Outcome(CHECK, "done", said)
 
@@ -144,35 +146,28 @@ def _accepts(function: Any, head: nn.Module) -> bool | None:
     return None if answer is None else bool(answer)
 
 
-def _rejects_right(function: Any, accepted: list[str]) -> Outcome:
-    """The outcome for a check that rejects a right head; `accepted` are the mistakes that it accepts."""
+def _reject(function: Any, accepted: list[str]) -> NoReturn:
+    """Raise what is said of a check that rejects a right head; `accepted` are mistakes that it accepts."""
     if "scaled-twice" in accepted:
         said = "It rejects a right head and accepts one that scales twice: so your reference scales twice."
         hint = "F.scaled_dot_product_attention divides by √head_dim itself: give it q, k and v as they are"
-        return Outcome(CHECK, "wrong", said, "scaled-twice", hint)
+        raise NotDoneError(said, "scaled-twice", hint)
     if "no-mask" in accepted:
         said = (
             "It rejects a right head and accepts one without the causal mask: so your reference has no mask."
         )
-        return Outcome(
-            CHECK, "wrong", said, "no-mask", "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
-        )
+        raise NotDoneError(said, "no-mask", "F.scaled_dot_product_attention(q, k, v, is_causal=True)")
     if accepted:
         entry = get_mistake(accepted[0])
         said = f"It rejects a right head and accepts one {entry.what}: so your reference makes that mistake."
-        return Outcome(CHECK, "wrong", said, entry.name, entry.fix)
+        raise NotDoneError(said, entry.name, entry.fix)
     if _accepts(function, trial_head(FUSED).eval()):
         said = (
             "It rejects a right head because the last digits differ: PyTorch adds in another order, so two "
             "right results agree to about 1e-7 and not bit for bit."
         )
-        return Outcome(CHECK, "wrong", said, hint="torch.allclose(out, expected, atol=1e-6)")
-    return Outcome(
-        CHECK,
-        "wrong",
-        "It rejects every head, the right ones too.",
-        hint=USUAL_SUSPECTS,
-    )
+        raise NotDoneError(said, hint="torch.allclose(out, expected, atol=1e-6)")
+    raise NotDoneError("It rejects every head, the right ones too.", hint=USUAL_SUSPECTS)
 
 
 USUAL_SUSPECTS = (

@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, find_wrong_output
-from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
+from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, check_output
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
+    drops_weights,
     example_picture,
-    find_dropout_elsewhere,
+    named_mistake,
+    seeking_keys,
+    seeking_queries,
 )
-from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
@@ -32,22 +34,22 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
     out = OutputShape((2, 6, 20), "(B, T, d_out)", MERGED)
     weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     x = torch.randn(2, 6, 24)
-    problem = _wrong_part(thing) or first_run(NAME, thing, INIT, (x,), out, weights)
-    if problem is not None:
-        return problem
+    _check_parts(thing)
+    first_run(NAME, thing, INIT, (x,), out, weights)
     done = "as many maps as heads, from three products and one softmax."
     for d_out in (24, 20):  # a mistake of the scale has its name where d_out is d_model
         init = {**INIT, "d_out": d_out}
         outcome = check_attention(NAME, thing, done, lesson="heads", init=init, causal=True, heads=4)
         if outcome.status != "done":
             break
-    wrong = find_wrong_output(NAME, thing(**INIT), x, 4, "the concatenated heads", outcome)
-    wrong = wrong or find_dropout_elsewhere(NAME, thing, INIT, x)
-    return wrong or replace(outcome, picture=_picture(thing))
+    check_output(thing(**INIT), x, 4, "the concatenated heads", outcome)
+    if not drops_weights(thing, INIT, x):
+        raise named_mistake("dropout-on-values")
+    return replace(outcome, picture=_picture(thing))
 
 
-def _wrong_part(thing: Any) -> Outcome | None:
-    """Return what is wrong with `split` or `merge`; None if nothing is, or if they do not run."""
+def _check_parts(thing: Any) -> None:
+    """Raise what is wrong with `split` or `merge`, if they run."""
     joined = torch.arange(2 * 6 * 20).view(2, 6, 20)  # (B, T, d_out), every number another
     heads = joined.view(2, 6, 4, 5).transpose(1, 2)  # (B, H, T, head_dim)
     named = {  # by the checker
@@ -59,15 +61,14 @@ def _wrong_part(thing: Any) -> Outcome | None:
         try:
             answer = getattr(thing(**INIT), part)(given)
         except Exception:
-            return None  # any error of the learner's; the whole module is run next, and the error explained
+            return  # any error of the learner's; the whole module is run next, and the error explained
         if not isinstance(answer, Tensor) or answer.shape != expected.shape:
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             said = f"`{part}` gives {got} for {tuple(given.shape)}; expected {tuple(expected.shape)}, {axes}"
-            return Outcome(NAME, "wrong", said)
+            raise NotDoneError(said)
         if not any(answer.equal(known) for known in (expected, *named[part])):
             said = f"`{part}` has the right shape and other numbers: head 1 is the first 5 channels"
-            return Outcome(NAME, "wrong", said)
-    return None
+            raise NotDoneError(said)
 
 
 def _picture(thing: Any) -> WeightPicture:

@@ -15,7 +15,7 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal, prefix, rule, window
 from regard.learn.judges.self_attention import MAX_SEQ_LEN, SIZES, TRIAL, judge_self_attention
 from regard.learn.judges.tables.inputs import input_generator
-from regard.learn.lesson import Outcome, Task, Trial
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial
 
 NAME = "CausalSelfAttention"
 DONE = "softmax(Q Kᵀ / √d + M) V: no output depends on a later token, so every token can be trained at once."
@@ -119,37 +119,34 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
 
 def judge_test(function: Any, module: ModuleType) -> Outcome:
     """Try the learner's test on every suspect."""
-    name, wrong = "finds_leak", "wrong"
     generator = input_generator()
     x, *projections = (torch.randn(*shape, generator=generator) for shape in ((B, T, D), *[(D, D)] * 3))
     if unchanged := _find_unchanged(function, x, projections):
-        return Outcome(name, wrong, unchanged, hint=EACH)
+        raise NotDoneError(unchanged, hint=EACH)
     for suspect in SUSPECTS:
         tokens = x.clone()
         slight = x[:, -1] if suspect.reason == SLIGHT else None
         verdict = function(_attention(suspect.weigh, projections, slight), tokens)
         if not torch.equal(tokens.detach(), x):
             message = "it changes x itself, so that every later comparison is with other tokens"
-            return Outcome(
-                name, wrong, message, hint="changed[:, t] = torch.randn_like(x[:, t]), not x[:, t]"
-            )
+            raise NotDoneError(message, hint="changed[:, t] = torch.randn_like(x[:, t]), not x[:, t]")
         # torch.any gives a tensor of one boolean.
         if isinstance(verdict, Tensor) and verdict.numel() == 1:
             verdict = bool(verdict)
         if not isinstance(verdict, bool):
-            return Outcome(name, wrong, f"it returned {verdict!r:.60}; expected True or False", hint=AGAIN)
+            raise NotDoneError(f"it returned {verdict!r:.60}; expected True or False", hint=AGAIN)
         if verdict and not suspect.leaks:
             message = f"it accuses an attention that does not leak: {suspect.reason}"
             hint = TEXTS if _compares_texts(function, suspect, x, projections) else suspect.hint
-            return Outcome(name, wrong, message, hint=hint)
+            raise NotDoneError(message, hint=hint)
         if suspect.leaks and not verdict:
-            return Outcome(name, wrong, f"it misses a leak: {suspect.reason}", hint=suspect.hint)
+            raise NotDoneError(f"it misses a leak: {suspect.reason}", hint=suspect.hint)
     leaks = sum(suspect.leaks for suspect in SUSPECTS)
     right = len(SUSPECTS) - leaks
     done = f"your test found the leaks of {leaks} wrong attentions, and none in {right} right ones."
     if _is_exact(function, x, projections):
         done = f"{done} {EXACT}"
-    return Outcome(name, "done", done)
+    return Outcome("finds_leak", "done", done)
 
 
 def _is_exact(function: Any, x: Tensor, projections: list[Tensor]) -> bool:

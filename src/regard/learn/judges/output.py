@@ -13,15 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, find_wrong_output, find_wrong_weights
-from regard.learn.judges.tables.equality import is_equal
-from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
+from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, check_output, check_weights
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, example_picture
-from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.judges.tables.relations import is_equal
+from regard.learn.judges.tables.verdicts import (
+    Variant,
+    check_attention,
+    example_picture,
+    reject_variants,
+    seeking_keys,
+    seeking_queries,
+)
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.stages.example import TOKENS, X, with_weights
 
 HEADS, CROSS = "ProjectedMultiHeadAttention", "CrossAttention"
@@ -35,24 +40,23 @@ def judge_heads(thing: Any, module: ModuleType) -> Outcome:
     weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     projections = ("W_q", "W_k", "W_v", "W_o")
     x = torch.randn(2, 6, 24)
-    problem = first_run(HEADS, thing, HEADS_INIT, (x,), out, weights, projections)
-    if problem is not None:
-        return problem
+    first_run(HEADS, thing, HEADS_INIT, (x,), out, weights, projections)
     if thing(**HEADS_INIT).W_o.bias is not None:
         said = (
             "W_o has a bias, and its line asks for none: the output is a mix of the heads, and nothing else"
         )
-        return Outcome(HEADS, "wrong", said, hint="self.W_o = nn.Linear(d_model, d_model, bias=False)")
+        raise NotDoneError(said, hint="self.W_o = nn.Linear(d_model, d_model, bias=False)")
     width = thing(**HEADS_INIT).W_o.weight.shape
     if width != (24, 24):
         said = (
             f"with d_model 24 and 4 heads, W_o takes {width[1]} numbers and gives {width[0]}, and should "
             "take and give 24: it mixes the channels of all heads, and so comes after they are merged"
         )
-        return Outcome(HEADS, "wrong", said, hint="self.W_o = nn.Linear(d_model, d_model, bias=False)")
+        raise NotDoneError(said, hint="self.W_o = nn.Linear(d_model, d_model, bias=False)")
     done = "the attention of a transformer: what a head has found can reach every channel."
     outcome = check_attention(HEADS, thing, done, init=HEADS_INIT, causal=True, heads=4)
-    return find_wrong_output(HEADS, thing(**HEADS_INIT), x, 4, "W_o(heads)", outcome) or outcome
+    check_output(thing(**HEADS_INIT), x, 4, "W_o(heads)", outcome)
+    return outcome
 
 
 def judge_cross(thing: Any, module: ModuleType) -> Outcome:
@@ -60,27 +64,23 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
     sources = _sources(thing)
     if sources is not None and sources[0] == "context":
         said = "The queries come from the context: the tokens of x ask, those of the context are read."
-        return Outcome(CROSS, "wrong", said, hint="q = self.W_q(x)")
+        raise NotDoneError(said, hint="q = self.W_q(x)")
     if sources is not None and "x" in sources[1:]:
         ignored = get_mistake("context-ignored")
         roles = [role for role, of in zip(("keys", "values"), sources[1:], strict=True) if of == "x"]
-        return Outcome(
-            CROSS,
-            "wrong",
+        raise NotDoneError(
             f"{ignored.effect} Your {' and '.join(roles)} come from x.",
             ignored.name,
             "k, v = self.W_k(context), self.W_v(context)",
         )
     inputs = torch.randn(2, 3, 24), torch.randn(2, 6, 20)
     out, weights = OutputShape((2, 3, 24), "(B, T, d_model)"), OutputShape((2, 3, 6), "(B, T, S)")
-    problem = first_run(CROSS, thing, CROSS_INIT, inputs, out, weights)
-    if problem is not None:
-        return problem
+    first_run(CROSS, thing, CROSS_INIT, inputs, out, weights)
     if not torch.triu(thing(**CROSS_INIT).eval()(*inputs)[1], 1).any():
         said = (
             "A causal mask hides most of the context: token i of x sees i tokens of it. All of it is there."
         )
-        return Outcome(CROSS, "wrong", said, hint="no mask: weights = torch.softmax(scores, dim=-1)")
+        raise NotDoneError(said, hint="no mask: weights = torch.softmax(scores, dim=-1)")
     done = "one sequence reads another, of another length and another width."
     outcome = check_attention(CROSS, thing, done, init=CROSS_INIT, causal=False)
     with torch.no_grad():
@@ -91,12 +91,13 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
     too_sharp = torch.softmax(q @ k.mT / inputs[1].shape[-1] ** 0.5, dim=-1)
     if outcome.mistake == "constant-scale" and is_equal(answer, too_sharp):
         said = "the scores are divided by √d_context, the width of the context; a key is as wide as a query"
-        return Outcome(CROSS, "wrong", said, hint="divide by the root of a key's width")
+        raise NotDoneError(said, hint="divide by the root of a key's width")
     if outcome.mistake in ("", "one-projection") and outcome.status != "done":
-        return find_variant(CROSS, out, _wrong_cross_outputs(inputs[0], q, k, v)) or outcome
+        reject_variants(out, _wrong_cross_outputs(inputs[0], q, k, v))
     if outcome.status != "done":
         return outcome
-    return find_wrong_weights(CROSS, answer, right) or replace(outcome, picture=_picture(thing))
+    check_weights(answer, right)
+    return replace(outcome, picture=_picture(thing))
 
 
 def _wrong_cross_outputs(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Variant]:

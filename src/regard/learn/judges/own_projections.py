@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import attend
-from regard.learn.lesson import Outcome
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import Variant, attend, reject_variants
+from regard.learn.lesson import NotDoneError, Outcome
 
 NAN = 9.0  # in place of NaN, and no weight
 Turn = Callable[[Tensor], Tensor]
@@ -28,19 +27,12 @@ ONE_MAP_EACH = (
 OWN_CHANNELS = "head h takes the channels h * head_dim to (h + 1) * head_dim of q, of k and of v"
 
 
-def find_wrong_output(
-    name: str,
-    layer: Any,
-    x: Tensor,
-    num_heads: int,
-    formula: str,
-    outcome: Outcome,
-    turn: Turn = lambda t: t,
-) -> Outcome | None:
-    """Compare the results of a causal layer with those of its own projections; return what is wrong, or None.
+def check_output(
+    layer: Any, x: Tensor, num_heads: int, formula: str, outcome: Outcome, turn: Turn = lambda t: t
+) -> None:
+    """Compare the results of a causal layer with those of its own projections; raise what is wrong.
 
     Arguments:
-        name: of the task.
         layer: the learner's module, with `W_q`, `W_k`, `W_v` and perhaps `W_o`.
         x: tokens (B, T, d_model).
         num_heads: the number of its heads.
@@ -49,42 +41,40 @@ def find_wrong_output(
         turn: what queries and keys (B, H, T, head_dim) go through.
     """
     if outcome.mistake not in ("", "one-projection", "zero-times-infinity"):
-        return outcome
+        raise NotDoneError.of(outcome)
     with torch.no_grad():
         out, weights = attend(layer.eval(), x)
     if outcome.mistake == "one-projection":
-        return find_variant(name, out, _shared_projections(layer, x, num_heads, turn)) or outcome
+        reject_variants(out, _shared_projections(layer, x, num_heads, turn))
+        raise NotDoneError.of(outcome)
     if outcome.mistake:  # NaN has other causes, too, such as a row in which nothing is visible
-        return (
-            find_variant(name, weights.nan_to_num(NAN), wrong_weights(layer, x, num_heads, turn)) or outcome
-        )
+        reject_variants(weights.nan_to_num(NAN), wrong_weights(layer, x, num_heads, turn))
+        raise NotDoneError.of(outcome)
     right = causal_output(layer, x, num_heads, turn, turn, lambda t: t)
     difference = largest_difference(out, right)
     if difference < TOLERANCE and outcome.status == "done":
-        return find_wrong_weights(name, weights, causal_weights(layer, x, num_heads, turn, turn))
-    if known := find_variant(name, out, _wrong_outputs(layer, x, num_heads, turn)):
-        return known
+        check_weights(weights, causal_weights(layer, x, num_heads, turn, turn))
+        return
+    reject_variants(out, _wrong_outputs(layer, x, num_heads, turn))
     hint = f"out is {formula}, and nothing is added to it"
     if outcome.status != "done":
-        variants = wrong_weights(layer, x, num_heads, turn)
-        if known := find_variant(name, weights.nan_to_num(NAN), variants):
-            return known
+        reject_variants(weights.nan_to_num(NAN), wrong_weights(layer, x, num_heads, turn))
         if not is_equal(weights, causal_weights(layer, x, num_heads, turn, turn)):
-            return replace(outcome, hint=outcome.hint or hint)
+            raise NotDoneError.of(replace(outcome, hint=outcome.hint or hint))
         hint = f"{hint}; head 0 is weights[:, 0] @ v[:, 0], and its channels come first"
     said = f"the weights are right; the output differs from {formula} by up to {difference:.2g}"
-    return Outcome(name, "wrong", said, hint=hint)
+    raise NotDoneError(said, hint=hint)
 
 
-def find_wrong_weights(name: str, weights: Tensor, right: Tensor) -> Outcome | None:
-    """Return what is wrong with the weights that come with a right output; None if nothing is."""
+def check_weights(weights: Tensor, right: Tensor) -> None:
+    """Raise what is wrong with the weights that come with a right output."""
     if is_equal(weights, right):
-        return None
+        return
     sums = weights.sum(dim=-1)
     are_scores = not is_equal(sums, torch.ones_like(sums))
     reason = ": its rows do not sum to 1. Are these the scores?" if are_scores else ""
     said = f"the output is right, and what is returned beside it are not the weights that made it{reason}"
-    return Outcome(name, "wrong", said, hint="return the weights after softmax as the second result")
+    raise NotDoneError(said, hint="return the weights after softmax as the second result")
 
 
 def wrong_weights(layer: Any, x: Tensor, num_heads: int, turn: Turn = lambda t: t) -> Iterator[Variant]:

@@ -15,21 +15,23 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
-from regard.learn.judges.own_projections import causal_weights, find_wrong_output
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.own_projections import causal_weights, check_output
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, edited_variants, find_variant
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.verdicts import (
+    Variant,
     attend,
     check_attention,
+    edited_variants,
     example_picture,
     is_right,
     named_mistake,
+    reject_variants,
 )
-from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import define
 from regard.stages.example import X, with_weights
 
@@ -52,22 +54,21 @@ ROTATION = FunctionTask(
 def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, check it, and ask whether it sees the order of its tokens."""
     if not is_right(ROTATION.judge, getattr(module, ROTATE, None), module):
-        return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: fix that first")
+        raise NotDoneError(
+            "it waits for `rotate`, which is not right yet: fix that first", status="unfinished"
+        )
     out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     x = draw(2, 6, 32, seed=1)
-    problem = first_run(LAYER, thing, INIT, (x,), out, weights, PROJECTIONS)
-    if problem is not None:
-        return problem
-    if wrong := _wrong_turns(thing(**INIT).eval(), x):
-        return wrong
+    first_run(LAYER, thing, INIT, (x,), out, weights, PROJECTIONS)
+    _check_turns(thing(**INIT).eval(), x)
     done = "attention that sees how far apart two tokens are."
     # With its turns the checker would try every mistake on rotary attention, which takes it half a minute.
     with _without_turns(module):
         outcome = check_attention(LAYER, thing, done, init=INIT, causal=True, heads=4)
-    if outcome.status == "done" and (wrong := _wrong_turns_of_weights(thing(**INIT).eval(), x)):
-        return wrong
-    wrong = find_wrong_output(LAYER, thing(**INIT), x, 4, "W_o(heads)", outcome, Rotary(8))
-    return wrong or replace(outcome, picture=_picture(thing))
+    if outcome.status == "done":
+        _check_turned_weights(thing(**INIT).eval(), x)
+    check_output(thing(**INIT), x, 4, "W_o(heads)", outcome, Rotary(8))
+    return replace(outcome, picture=_picture(thing))
 
 
 @contextlib.contextmanager
@@ -81,8 +82,8 @@ def _without_turns(module: ModuleType) -> Iterator[None]:
         setattr(module, ROTATE, rotate)
 
 
-def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
-    """Return the outcome for a layer that turns something else than its queries and keys, else None."""
+def _check_turns(layer: Any, x: Tensor) -> None:
+    """Raise what is said of a layer that turns something else than its queries and keys."""
 
     def run(edited: Any) -> Tensor:
         other = edited(**INIT).eval()
@@ -101,22 +102,20 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
         for by in steps
     )
     variants = chain(edited_variants("positions", LAYER, run), shifted)
-    return find_variant(LAYER, attend(layer, x)[0], variants)
+    reject_variants(attend(layer, x)[0], variants)
 
 
-def _wrong_turns_of_weights(layer: Any, x: Tensor) -> Outcome | None:
-    """Return the outcome for a layer that is right without its turns and has other weights with them."""
+def _check_turned_weights(layer: Any, x: Tensor) -> None:
+    """Raise what is said of a layer that is right without its turns and has other weights with them."""
     turn = Rotary(8)
     difference = largest_difference(attend(layer, x)[1], causal_weights(layer, x, 4, turn, turn))
     if difference < TOLERANCE:
-        return None
+        return
     said = (
         f"where nothing is turned it is right; turned, its weights are off by up to {difference:.2g}. Each "
         "query and each key has to be turned once, by its own position"
     )
-    return Outcome(
-        LAYER, "wrong", said, hint="print the shape of what is turned: it should be (B, H, T, head_dim)"
-    )
+    raise NotDoneError(said, hint="print the shape of what is turned: it should be (B, H, T, head_dim)")
 
 
 def _picture(thing: Any) -> WeightPicture:
@@ -143,34 +142,32 @@ def judge_alibi(function: Any, module: ModuleType) -> Outcome:
         if not isinstance(bias, Tensor) or tuple(bias.shape) != (heads, T, T):
             got = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
             said = f"for {heads} heads and {T} tokens, expected (H, T, T) = {(heads, T, T)}; got {got}"
-            return Outcome(ALIBI, "wrong", said)
-        wrong = _wrong_bias(bias, heads, T)
-        if wrong is not None:
-            return wrong
+            raise NotDoneError(said)
+        _check_bias(bias, heads, T)
     done = "a penalty that grows with the distance, faster in some heads than in others."
     if not is_equal(bias, bias.mT):
         done += " Above the diagonal it is not compared: the causal mask hides what stands there."
     return Outcome(ALIBI, "done", done)
 
 
-def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
-    """Return what is wrong with a bias (H, T, T) below and on the diagonal; None if nothing is."""
+def _check_bias(bias: Tensor, heads: int, T: int) -> None:
+    """Raise what is wrong with a bias (H, T, T) below and on the diagonal."""
     past = torch.ones(T, T, dtype=torch.bool).tril()
     distance = torch.arange(T)[:, None] - torch.arange(T)
     slopes = torch.tensor(alibi_slopes(heads))
     expected = -slopes[:, None, None] * distance
     seen = bias[:, past]
     if is_equal(seen, expected[:, past]):
-        return None
+        return
     if is_equal(seen, -expected[:, past]):
-        return named_mistake(ALIBI, "alibi-inverted")
+        raise named_mistake("alibi-inverted")
     straight = is_equal(seen, bias[:, 1, :1] * -distance[past].to(bias) * -1)
     if straight and (bias[:, -1, 0] < 0).all():
         got = ", ".join(f"{-slope:.3g}" for slope in bias[:, 1, 0].tolist()[:3])
         right = ", ".join(f"{slope:.3g}" for slope in slopes.tolist()[:3])
         also = " They are right for 8 heads, and have to follow their number." if heads != 8 else ""
         said = f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …{also}"
-        return named_mistake(ALIBI, "alibi-slopes", said)
+        raise named_mistake("alibi-slopes", said)
     said = f"it differs from −slope · (i − j) by up to {largest_difference(seen, expected[:, past]):.2g}"
     if is_equal(bias[:, 1:, :1], bias[:, 1:2, :1].expand(-1, T - 1, 1)):
         said = "it depends on the key alone: two queries have the same bias for a key, however far they are"
@@ -178,7 +175,7 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
         said = "it depends on the query alone: all its keys have the same bias, so that it changes no weight"
     elif (bias.diagonal(dim1=-2, dim2=-1).abs() > TOLERANCE).any():
         said = "a token's bias for itself is not 0: its distance from itself is"
-    return Outcome(ALIBI, "wrong", said)
+    raise NotDoneError(said)
 
 
 TASKS = (

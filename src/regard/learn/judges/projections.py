@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.self_attention import TRIAL, example_weights, find_wrong_form, judge_self_attention
-from regard.learn.judges.tables.equality import is_equal
+from regard.learn.judges.self_attention import TRIAL, check_form, example_weights, judge_self_attention
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.relations import is_equal
 from regard.learn.lesson import Outcome, Task
 from regard.stages.example import WK, WQ, X
 
@@ -36,9 +36,7 @@ def scaled(q: Tensor, k: Tensor) -> Tensor:
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class without a scale; one that already has the right scale is right, too."""
-    wrong = find_wrong_form(NAME, cls)
-    if wrong is not None:
-        return wrong
+    check_form(NAME, cls)
     if is_equal(example_weights(cls), scaled(X @ WQ, X @ WK)):
         return judge_self_attention(NAME, cls, scaled, SCALED)
     outcome = judge_self_attention(NAME, cls, unscaled, DONE, scale=1.0, lesson="projections")

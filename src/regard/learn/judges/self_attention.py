@@ -14,12 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import attend, check_attention, example_picture
-from regard.learn.lesson import Outcome, Trial
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import (
+    Variant,
+    attend,
+    check_attention,
+    example_picture,
+    reject_variants,
+)
+from regard.learn.lesson import NotDoneError, Outcome, Trial
 from regard.stages.example import WK, WQ, WV, X
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
@@ -56,10 +61,9 @@ def judge_self_attention(
         done: what to say if it is right.
         options: of `check_attention`: `lesson`, and keyword arguments of `regard.check`.
     """
-    wrong = find_wrong_form(name, cls) or find_wrong_values(name, cls, weigh)
-    wrong = wrong or _find_wrong_weights(name, cls, weigh)
-    if wrong is not None:
-        return wrong
+    check_form(name, cls)
+    _check_values(cls, weigh)
+    _check_weights(cls, weigh)
     outcome = check_attention(name, cls, done, init=sizes_of(cls), **options)
     if outcome.status != "done":
         return _with_both_scales(outcome, cls) if outcome.mistake else _describe_unknown(outcome, cls)
@@ -70,24 +74,24 @@ def judge_self_attention(
             f"it is right for d_model {D_MODEL} and head_dim {HEAD_DIM}; with the six tokens and projections "
             f"of the lesson, {WQ.shape[0]} and {WQ.shape[1]}, the weights differ by up to {difference:.2g}"
         )
-        return Outcome(name, "wrong", message, hint="take every size from the tensors, such as k.shape[-1]")
+        raise NotDoneError(message, hint="take every size from the tensors, such as k.shape[-1]")
     return replace(outcome, picture=example_picture(["your weights"], [weights]))
 
 
-def find_wrong_form(name: str, cls: Any) -> Outcome | None:
-    """Return what keeps the class from being run and compared at all; None if nothing does."""
+def check_form(name: str, cls: Any) -> None:
+    """Raise what keeps the class from being run and compared at all."""
     out, weights = OutputShape((B, T, HEAD_DIM), "(B, T, head_dim)"), OutputShape((B, T, T), "(B, T, T)")
-    return first_run(name, cls, sizes_of(cls), (draw(B, T, D_MODEL),), out, weights)
+    first_run(name, cls, sizes_of(cls), (draw(B, T, D_MODEL),), out, weights)
 
 
-def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
-    """Return what is wrong if the weights are right and the output is not their mean of values, else None."""
+def _check_values(cls: Any, weigh: Weigh) -> None:
+    """Raise what is wrong if the weights are right and the output is not their mean of values."""
     x = draw(B, T, D_MODEL)
     module = cls(**sizes_of(cls)).eval()
     out, weights = attend(module, x)
     q, k, v = (getattr(module, each)(x) for each in PROJECTIONS)
     if not is_equal(weights, weigh(q, k)) or is_equal(out, weights @ v):
-        return None
+        return
     others = {
         "it is the mean of the keys": weights @ k,
         "it is the mean of the queries": weights @ q,
@@ -95,11 +99,11 @@ def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     }
     reason = next((reason for reason, other in others.items() if is_equal(out, other)), "")
     message = "the weights are right, and the output is not the mean of the values with these weights"
-    return Outcome(name, "wrong", f"{message}{reason and f': {reason}'}")
+    raise NotDoneError(f"{message}{reason and f': {reason}'}")
 
 
-def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
-    """Return the outcome for weights that the checker would take for no attention at all, else None."""
+def _check_weights(cls: Any, weigh: Weigh) -> None:
+    """Raise what is said of weights that the checker would take for no attention at all."""
     module = cls(**sizes_of(cls)).eval()
     with torch.no_grad():
         x = draw(B, T, D_MODEL)
@@ -146,20 +150,20 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     is_causal = not right.triu(1).any()
     if is_causal and weights[:, :-1].isnan().all() and not weights[:, -1].isnan().any():
         said = "every row with a hidden key is NaN: +∞ wins over every other score, and −∞ hides"
-        return Outcome(name, "wrong", said)
+        raise NotDoneError(said)
     scores, ones = q @ k.mT, torch.ones(B, T)
     columns = (torch.softmax(scores * scale, dim=-2) for scale in (1, width**-0.5))
     # With another mistake beside it, which the checker would look for in vain, for seconds.
     sums_columns = is_equal(weights.sum(-2), ones) and not is_equal(weights.sum(-1), ones)
     if not is_causal and sums_columns and all(not is_equal(weights, each) for each in columns):
-        return Outcome(name, "wrong", "Your columns sum to 1, not your rows; and something else differs")
+        raise NotDoneError("Your columns sum to 1, not your rows; and something else differs")
     if weights.isnan().any() and not right.isnan().any():
         rows = "every row" if weights.isnan().all() else "some rows"
         if not is_causal or (hasattr(module, "causal_mask") and not module.causal_mask.any()):
             said = f"in {rows} the weights are NaN, which is no number: 0/0, ∞ − ∞ or a root below 0"
-            return Outcome(name, "wrong", said)
-    variants = (Variant(other, said=said) for other, said in wrong)
-    return None if is_equal(weights, right) else find_variant(name, weights, variants)
+            raise NotDoneError(said)
+    if not is_equal(weights, right):
+        reject_variants(weights, (Variant(other, said=said) for other, said in wrong))
 
 
 def _describe_unknown(outcome: Outcome, cls: Any) -> Outcome:

@@ -21,12 +21,12 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
-from regard.learn.judges.tables.equality import largest_difference
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
+from regard.learn.judges.tables.relations import largest_difference
 from regard.learn.judges.tables.verdicts import named_mistake
-from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
 TEXT = " river army east light river army east light"
@@ -61,7 +61,6 @@ def repeats(seed: int = 0) -> Tensor:
 
 
 def _random_map(seed: int = 0) -> Tensor:
-    """A causal map of 12 tokens with random weights."""
     scores = draw(12, 12, seed=seed)
     return scores.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
 
@@ -131,16 +130,13 @@ WHAT = {
 
 def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
     """Return a judge of the head that the learner has named for this kind."""
-    name = f"{kind}_head"
 
     def judge(answer: Any, module: ModuleType) -> Outcome:
         scores, null = scores_of_all(kind), baseline(kind)
         place = _place(answer, scores)
         if place is None:
             layers, heads = scores.shape
-            return Outcome(
-                name,
-                "wrong",
+            raise NotDoneError(
                 f"expected (layer, head), a layer from 0 to {layers - 1} and a head from 0 to {heads - 1}, "
                 f"got {answer!r}",
                 hint="the layer comes first, then the head, both counted from 0: (4, 1) is head 1 of layer 4",
@@ -150,16 +146,14 @@ def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
         said += f"attention would give {null:.2f}"
         if own < max(LEAST[kind], null + MARGIN):
             layer = int(scores.max(1).values.argmax())
-            return Outcome(
-                name,
-                "wrong",
+            raise NotDoneError(
                 f"{said}, and the clearest head gives {best:.2f}",
                 hint=f"python lesson11.py prints the scores of every head: look in layer {layer}",
             )
         rank = int((scores > own).sum())
         said += ", and no other head gives more" if rank == 0 else f"; the clearest gives {best:.2f}"
         picture = _picture(module) if kind == "induction" else None
-        return Outcome(name, "done", f"{said}.", picture=picture)
+        return Outcome(f"{kind}_head", "done", f"{said}.", picture=picture)
 
     return judge
 
@@ -194,9 +188,8 @@ def _picture(module: ModuleType) -> WeightPicture:
 def judge_cut(function: Any, module: ModuleType) -> Outcome:
     """Judge what reaches the output projection, then cut the learner's induction head and its neighbours."""
     # A copy: a hook that is never removed, or sits in another place, stays in it.
-    name, model = "cut_head", copy.deepcopy(load_model())
-    if wrong := _judge_cut_inputs(name, function, model):
-        return wrong
+    model = copy.deepcopy(load_model())
+    _check_cut_inputs(function, model)
     # (4, 0): a head to cut even if the learner has not named one yet.
     place = _place(getattr(module, "induction_head", None), scores_of_all("induction")) or (4, 0)
     whole = loss_of_second_half(model)
@@ -211,59 +204,50 @@ def judge_cut(function: Any, module: ModuleType) -> Outcome:
         f"{place[0]} it is {whole + own:.2f} ({own:+.2f}); without one of the other heads of "
         f"that layer it changes by {others}."
     )
-    return Outcome(name, "done", message)
+    return Outcome("cut_head", "done", message)
 
 
-def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
-    """What is wrong with what the output projection gets after a cut; None if nothing is."""
+def _check_cut_inputs(function: Any, model: GPT) -> None:
+    """Raise what is wrong with what the output projection gets after a cut."""
     layer, head, ids = 2, 1, repeats()[:1]
     D = model.config.head_dim
     before, out_before = _projection(model, layer, ids)
     attention: Any = model.blocks[layer].attention
     hook = function(model, layer, head)
     if not hasattr(hook, "remove"):
-        return Outcome(
-            name,
-            "wrong",
+        raise NotDoneError(
             f"expected the hook, which has remove(), got {type(hook).__name__}",
             hint="return attention.out.register_forward_pre_hook(zero)",
         )
     if attention._forward_pre_hooks:
         said = "the hook is on the attention, which gets tokens; heads side by side are what its `out` gets"
-        return Outcome(name, "wrong", said, hint="return attention.out.register_forward_pre_hook(zero)")
+        raise NotDoneError(said, hint="return attention.out.register_forward_pre_hook(zero)")
     blocks: Any = model.blocks
     for other, block in enumerate(blocks):
         if other != layer and block.attention.out._forward_pre_hooks:
             said = f"the hook is in layer {other}, and asked for is layer {layer}, the argument `layer`"
-            return Outcome(name, "wrong", said, hint="attention = model.blocks[layer].attention")
+            raise NotDoneError(said, hint="attention = model.blocks[layer].attention")
     own_hook = attention.out._forward_pre_hooks.get(getattr(hook, "id", -1))
     answered = own_hook is not None and own_hook(None, (before.clone(),)) is not None
     with removed_after(hook):
         after, out_after = _projection(model, layer, ids)
     if largest_difference(_projection(model, layer, ids)[0], before) > 0:
-        return Outcome(
-            name, "wrong", "after hook.remove() the head is still cut", hint="return the hook itself"
-        )
+        raise NotDoneError("after hook.remove() the head is still cut", hint="return the hook itself")
     expected = before.clone()
     expected[..., head * D : (head + 1) * D] = 0
     if largest_difference(after, expected) == 0:
-        return None
+        return
     if largest_difference(after, before) == 0:
         if largest_difference(out_after, out_before) > 0:
-            return named_mistake(name, "head-cut-after-mixing")
+            raise named_mistake("head-cut-after-mixing")
         if answered:
             said = "nothing is cut: the slice that is set to 0 holds no numbers"
-            return Outcome(
-                name, "wrong", said, hint="merged[..., head * D : (head + 1) * D] = 0, on the last axis"
-            )
-        return named_mistake(name, "hook-without-return")
+            raise NotDoneError(said, hint="merged[..., head * D : (head + 1) * D] = 0, on the last axis")
+        raise named_mistake("hook-without-return")
     if not after.any():
-        return named_mistake(name, "whole-layer-cut")
-    return Outcome(
-        name,
-        "wrong",
-        _describe_cut(before, after, head, D),
-        hint="merged[..., head * D : (head + 1) * D] = 0",
+        raise named_mistake("whole-layer-cut")
+    raise NotDoneError(
+        _describe_cut(before, after, head, D), hint="merged[..., head * D : (head + 1) * D] = 0"
     )
 
 

@@ -19,14 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.own_projections import NAN, wrong_weights
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.functions import Case, FunctionTask
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import is_right, named_mistake
+from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import Variant, is_right, named_mistake, reject_variants
 from regard.learn.judges.trained_heads import block_of, encode, load_model
-from regard.learn.lesson import Outcome, Task, Trial, WeightPicture
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import define, wrong_ways
 from regard.recorder import capture
 
@@ -78,7 +77,7 @@ ROTATE = FunctionTask(
 
 def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     """Compare the learner's rotation with the right one and with the usual wrong ones."""
-    name, (result,) = ROTATE.name, ROTATE.results
+    (result,) = ROTATE.results
     outcome = ROTATE.judge(function, module)
     if outcome.status != "wrong" or outcome.mistake or outcome.hint != result.hint:
         return outcome
@@ -92,10 +91,10 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     half = x.shape[-1] // 2
     if is_equal(answer[..., ::half], right[..., ::half]):
         said = "the first pair turns rightly, by 1 for each position, and others by another angle than theirs"
-        return Outcome(name, "wrong", said, hint=FREQUENCIES)
+        raise NotDoneError(said, hint=FREQUENCIES)
     if not is_equal(answer[..., 0, :], x[..., 0, :]):
         said = "the first token is changed: at position 0 every angle is 0, its cosine 1 and its sine 0"
-        return Outcome(name, "wrong", said, hint=f"{TURNED}, with positions from 0")
+        raise NotDoneError(said, hint=f"{TURNED}, with positions from 0")
     said = "this does not turn the pairs of channel i and channel i + D/2"
     return replace(outcome, message=said)
 
@@ -141,16 +140,14 @@ def _exact(layer: int) -> Tensor:
 
 def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
     """Judge the module on one layer with weights copied by us, then on every layer: the certificate."""
-    name = "TrainedAttention"
     if not is_right(judge_rotate, module.rotate, module):
-        return Outcome(name, "unfinished", "it is compared once `rotate` is right")
+        raise NotDoneError("it is compared once `rotate` is right", status="unfinished")
     for layer in (LAYER, *range(load_model().config.num_layers)):
         answer = _run(attention_class, layer)
         if not isinstance(answer, tuple) or len(answer) != 2:
-            return Outcome(name, "wrong", "expected two tensors, the output and the weights")
-        if wrong := _compare(name, layer, *answer):
-            return wrong
-    return _certify(name, attention_class)
+            raise NotDoneError("expected two tensors, the output and the weights")
+        _compare(layer, *answer)
+    return _certify(attention_class)
 
 
 def _run(attention_class: Any, layer: int) -> Any:
@@ -164,13 +161,11 @@ def _run(attention_class: Any, layer: int) -> Any:
         return mine(layer_call(layer).x.to(torch.get_default_dtype()))
 
 
-def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | None:
-    """What is wrong with the answer for a layer; None if nothing is."""
+def _compare(layer: int, out: Tensor, weights: Tensor) -> None:
+    """Raise what is wrong with the answer for a layer."""
     expected = _exact(layer)
     if weights.shape != expected.shape:
-        return Outcome(
-            name, "wrong", f"expected the weights {tuple(expected.shape)}, got {tuple(weights.shape)}"
-        )
+        raise NotDoneError(f"expected the weights {tuple(expected.shape)}, got {tuple(weights.shape)}")
     if not is_equal(weights, expected):
         difference = largest_difference(weights, expected)
         said = f"in layer {layer} a weight differs from the model's by {difference:.2g}"
@@ -180,29 +175,21 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
             _wrong_answers(layer)[0],
             *(wrong_weights(projections, x, heads, turn) for turn in (ROTATE.right, lambda t: t)),
         )
-        if wrong := find_variant(name, weights.nan_to_num(NAN), known):
-            return wrong
+        reject_variants(weights.nan_to_num(NAN), known)
         if weights.isnan().any():
             said = "some weights are NaN: is there a row in which nothing is visible?"
         elif not is_equal(weights.sum(dim=-1), torch.ones(weights.shape[:-1])):
             said = "the rows of what you return do not sum to 1. Are these the scores?"
-            return Outcome(
-                name, "wrong", said, hint="return out, weights: the weights are softmax of the scores"
-            )
-        return Outcome(name, "wrong", said, hint=WEIGHTS)
+            raise NotDoneError(said, hint="return out, weights: the weights are softmax of the scores")
+        raise NotDoneError(said, hint=WEIGHTS)
     call = layer_call(layer)
     # Relative, since outputs have other sizes than weights.
     if out.shape != call.out.shape or largest_difference(out, call.out) > TOLERANCE * call.out.abs().max():
-        return find_variant(name, out, _wrong_answers(layer)[1]) or Outcome(
-            name,
-            "wrong",
-            "the weights are the model's, and the output is not",
-            hint=f"out = {MIXED}",
-        )
-    return None
+        reject_variants(out, _wrong_answers(layer)[1])
+        raise NotDoneError("the weights are the model's, and the output is not", hint=f"out = {MIXED}")
 
 
-def _certify(name: str, attention_class: Any) -> Outcome:
+def _certify(attention_class: Any) -> Outcome:
     """Compare the learner's maps and outputs with the model's in every layer, and both with float64."""
     seen = capture(load_model(), inputs={"input_ids": token_ids()})
     mine, outputs, exact = [], [], []
@@ -225,24 +212,24 @@ def _certify(name: str, attention_class: Any) -> Outcome:
     words = encode(TEXT)[1]
     shown = [mine[layer][0, head].tolist(), maps[layer][0, head].tolist()]
     titles = [f"your map, layer {layer}, head {head}", "the model's"]
-    return Outcome(name, "done", message, picture=WeightPicture(titles, words, words, shown))
+    return Outcome("TrainedAttention", "done", message, picture=WeightPicture(titles, words, words, shown))
 
 
 def judge_weights(function: Any, module: ModuleType) -> Outcome:
     """Compare the copied weights with those of the layer."""
-    name, attention = "take_weights", block_of(LAYER).attention
+    attention = block_of(LAYER).attention
     mine = module.TrainedAttention(load_model().config.d_model, load_model().config.num_heads)
     function(mine, attention)
     copied = [getattr(mine, role).weight for role in ("W_q", "W_k", "W_v", "W_o")]
     rows = attention.qkv.weight.chunk(3)
     expected = [*rows, attention.out.weight]
     if all(torch.equal(a, b) for a, b in zip(copied, expected, strict=True)):
-        return Outcome(name, "done", "your module holds the weights of the layer.")
+        return Outcome("take_weights", "done", "your module holds the weights of the layer.")
     for order in itertools.permutations(range(3)):
         if order != (0, 1, 2) and all(
             torch.equal(copied[role], rows[part]) for role, part in enumerate(order)
         ):
-            return named_mistake(name, "roles-shuffled", hint=COPY)
+            raise named_mistake("roles-shuffled", hint=COPY)
     at = next(n for n, (a, b) in enumerate(zip(copied, expected, strict=True)) if not torch.equal(a, b))
     others = {
         "they are transposed": expected[at].mT,
@@ -252,35 +239,29 @@ def judge_weights(function: Any, module: ModuleType) -> Outcome:
     }
     reason = next((said for said, other in others.items() if torch.equal(copied[at], other)), "")
     said = f"W_{'qkvo'[at]} does not hold the layer's weights{reason and f': {reason}'}"
-    return Outcome(name, "wrong", said, hint=COPY)
+    raise NotDoneError(said, hint=COPY)
 
 
 def judge_input(function: Any, module: ModuleType) -> Outcome:
     """Compare the vectors with those that the layer's attention got."""
-    name, call = "layer_input", layer_call(LAYER)
+    call = layer_call(LAYER)
     # Of a copy: a hook that is never removed stays in it.
     model = copy.deepcopy(load_model())
     x = function(model, token_ids(), LAYER)
     if isinstance(x, tuple):
-        return Outcome(
-            name,
-            "wrong",
+        raise NotDoneError(
             "this is the tuple of all inputs of the module; its first entry is the tensor",
             hint="seen.append(inputs[0])",
         )
     if isinstance(x, list):
-        return Outcome(
-            name, "wrong", "this is the whole list; its first entry is the tensor", hint="return seen[0]"
-        )
+        raise NotDoneError("this is the whole list; its first entry is the tensor", hint="return seen[0]")
     if not isinstance(x, Tensor) or x.shape != call.x.shape:
-        return Outcome(
-            name, "wrong", f"expected a tensor {tuple(call.x.shape)}", hint="seen.append(inputs[0])"
-        )
+        raise NotDoneError(f"expected a tensor {tuple(call.x.shape)}", hint="seen.append(inputs[0])")
     if any(part._forward_pre_hooks or part._forward_hooks for part in model.modules()):
         said = "the hook is still there: whenever the model runs again, it is called again"
-        return Outcome(name, "wrong", said, hint="hook.remove(), once the model has run")
+        raise NotDoneError(said, hint="hook.remove(), once the model has run")
     if largest_difference(x, call.x) == 0:
-        return Outcome(name, "done", "these are the vectors that the layer's attention got.")
+        return Outcome("layer_input", "done", "these are the vectors that the layer's attention got.")
     said = "these are not the vectors that the layer's attention got"
     if largest_difference(x, call.out) == 0:
         said = "this is what the attention gave, its output; asked for is its input"
@@ -290,7 +271,7 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
         if other != LAYER and torch.equal(x, layer_call(other).x):
             said = f"this is what layer {other} got; asked for is layer {LAYER}, the argument `layer`"
     hint = "model.blocks[layer].attention.register_forward_pre_hook(keep)"
-    return Outcome(name, "wrong", said, hint=hint)
+    raise NotDoneError(said, hint=hint)
 
 
 def difference_from_capture(module: ModuleType) -> float:

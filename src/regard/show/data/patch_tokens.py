@@ -109,7 +109,6 @@ def list_name(group: int, text: int) -> str:
 
 
 def _groups(capture: Capture) -> list[int]:
-    """The groups of layouts that some layer uses."""
     assert capture.pictures is not None
     return sorted({group for groups in capture.pictures.axes.values() for group in groups if group >= 0})
 

@@ -25,7 +25,7 @@ from regard.show.data.contents import Contents
 from regard.show.saved.kept_heads import keep_telling_heads
 from regard.show.saved.model_block import MOST_BYTES, check_model
 from regard.show.saved.pack import pack
-from regard.show.saved.packed_arrays import deflate
+from regard.show.saved.packed_layer import deflate
 from regard.show.saved.rounded_model import RoundedModel, measure_change, read_again, round_model
 from regard.support.files import atomic_write
 

@@ -21,7 +21,7 @@ from regard.heads.tables.head_sentence import TARGETS
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.predictions import LIKELIEST
 from regard.show.data.contents import Contents
-from regard.show.saved.packed_arrays import Array, byte_planes, deflate
+from regard.show.saved.packed_layer import Array, byte_planes, deflate
 from regard.show.saved.rounded_model import RoundedModel, can_read
 
 MOST_BYTES = 20_000_000  # of a whole page that holds a model

@@ -1,6 +1,6 @@
 """The saved file's data: every layer of every text in a compact binary form, and the error of that form.
 
-A block is a list of arrays (see `packed_arrays`); those of a layer are in `packed_layer`. This file knows
+A block is a list of arrays; those of a layer are in `packed_layer`. This file knows
 captures; `bundle` knows HTML.
 """
 
@@ -21,15 +21,17 @@ from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
 from regard.show.data.retention import first_tokens
 from regard.show.data.survey_rows import describe_survey_heads
-from regard.show.saved.mask_block import pack_mask
 from regard.show.saved.model_block import MOST_BYTES, pack_model
-from regard.show.saved.packed_arrays import Array, byte_planes, deflate
 from regard.show.saved.packed_layer import (
     SAMPLED_ROWS,
+    Array,
+    byte_planes,
+    deflate,
     float16,
     float24,
     pack_layer,
     pack_linear_layer,
+    pack_mask,
     quantise,
 )
 from regard.show.saved.rounded_model import RoundedModel, can_read
@@ -245,7 +247,6 @@ def estimate_size(contents: Contents, exact: bool = False) -> int:
 
 
 def _count_numbers(meta: dict[str, Any]) -> int:
-    """Count the numbers in all queries and keys."""
     layers = [layer for text in meta["texts"] for layer in text["layers"]]
     return sum(x["width"] * (len(x["heads"]) * x["rows"] + x["kv_heads"] * x["cols"]) for x in layers)
 

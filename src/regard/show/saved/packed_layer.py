@@ -1,4 +1,7 @@
-"""The queries, keys and lse of a layer as arrays of a saved file, and how far that changes its weights.
+"""A layer as arrays of a saved file: its queries, keys, lse and mask, and how far that changes its weights.
+
+Arrays are text in an HTML file: byte planes (all first bytes, then all second ones), deflated, in base64,
+which `packed.js` reads.
 
 q and k are rounded to a step for each head and channel, so that a page can be sent: their scores get a known
 rounding noise, and the lse is that of the rounded q and k, so that weights still sum to 1. Keys are stored as
@@ -9,12 +12,115 @@ keeps float32, with its lse in float64. Linear layers keep q, k, decays and stre
 
 from __future__ import annotations
 
+import base64
+import zlib
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.attention.masks.base import Grid, grid
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_attention_map
-from regard.show.saved.packed_arrays import Array
+
+
+class Array(NamedTuple):
+    """A named array of a block, and the type in which it is stored."""
+
+    name: str
+    type: str  # "u8", "u32", "i16", "f16", "f24", "f32" or "f64"
+    """Most numbers of "i16" are small: 128 is added, so that the high byte of those from −128 to 127 is 0."""
+    data: NDArray[Any]
+
+
+def byte_planes(array: Array) -> bytes:
+    """Return all lowest bytes, then all second ones, and so on: similar bytes compress better together."""
+    dtype = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}[
+        array.type
+    ]
+    raw = np.ascontiguousarray(array.data.astype(dtype, copy=False)).reshape(-1)
+    if array.type == "i16":
+        raw = raw + np.int16(128)
+    planes = raw.view(np.uint8).reshape(-1, raw.itemsize).T
+    return np.ascontiguousarray(planes[1:] if array.type == "f24" else planes).tobytes()
+
+
+def deflate(data: bytes, noise: bool = False) -> str:
+    """Compress with zlib and encode in base64.
+
+    `noise` searches for runs of one byte only: random numbers repeat nothing else, and it is ten times as
+    fast.
+    """
+    strategy = zlib.Z_RLE if noise else zlib.Z_DEFAULT_STRATEGY
+    # 7: zlib then begins a new Huffman code after 8,192 numbers, which suits heads of different sizes.
+    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 7, strategy)
+    return base64.b64encode(packer.compress(data) + packer.flush()).decode("ascii")
+
+
+DENSE_LIMIT = 1 << 26  # numbers of a bias that depends on more than the distance
+
+
+def pack_mask(m: AttentionMap | LinearAttentionMap) -> list[Array]:
+    """Pack the visible keys, as ranges for each query, and the bias that the mask adds to the scores."""
+    T = m.matrix[2]
+    # 512 queries at a time, so that no T×S table of booleans is made.
+    chunks = [_visible_ranges(m, slice(first, min(first + 512, T))) for first in range(0, T, 512)]
+    heads = max((len(counts) for counts, _ in chunks), default=1)
+    counts = np.concatenate(
+        [np.broadcast_to(c, (heads, c.shape[1])) for c, _ in chunks] or [np.zeros((1, 0))], 1
+    )
+    # Ranges are computed a chunk of queries at a time: put those of one head together.
+    by_head = [[ranges[min(h, len(ranges) - 1)] for _, ranges in chunks] for h in range(heads)]
+    flat = np.concatenate([np.concatenate(ranges) for ranges in by_head if ranges] or [np.zeros((0, 2))])
+    offsets = np.concatenate([[0], counts.reshape(-1).cumsum()])
+    arrays = [Array("offsets", "u32", offsets.astype("<u4")), Array("ranges", "u32", flat.astype("<u4"))]
+    return arrays + _pack_bias(m) if m.mask.biased else arrays
+
+
+def _visible_ranges(
+    m: AttentionMap | LinearAttentionMap, rows: slice
+) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """Find the ranges of visible keys of each query.
+
+    Returns the number of ranges of each query, (heads, rows), and each head's ranges, (n, 2). A mask that is
+    the same for all heads counts as one head.
+    """
+    allowed = m.mask.allowed(_grid(m, rows))
+    allowed = allowed.expand(1, allowed.shape[1], rows.stop - rows.start, m.matrix[3])
+    allowed = allowed[0].cpu()  # (heads, rows, S)
+    edge = allowed.new_zeros(*allowed.shape[:2], 1)
+    steps = torch.cat([edge, allowed, edge], -1).to(torch.int8).diff(dim=-1)  # 1 where a range begins
+    counts = (steps == 1).sum(-1).numpy()
+    starts, ends = (steps == 1).nonzero(), (steps == -1).nonzero()
+    pairs = torch.stack([starts[:, -1], ends[:, -1]], -1)
+    return counts, [pairs[starts[:, 0] == h].numpy() for h in range(len(allowed))]
+
+
+def _pack_bias(m: AttentionMap | LinearAttentionMap) -> list[Array]:
+    """Pack the mask's bias: one number for each distance if it depends on nothing else, or all numbers."""
+    _, _, T, S = m.matrix
+    first = m.mask.score_bias(_grid(m, slice(0, 1)))
+    assert first is not None
+    heads = first.shape[1]
+    if heads * T * S > DENSE_LIMIT:
+        raise ValueError(
+            f"mask {m.mask}: expected a bias of at most {DENSE_LIMIT:,} numbers to save in a page, "
+            f"got {heads} × {T} × {S}: serve the capture instead, with seen.show() or regard inspect"
+        )
+    added = m.mask.score_bias(_grid(m, slice(0, T)))
+    assert added is not None
+    dense = added.detach().expand(1, heads, T, S)[0].float().cpu().clamp(min=-1e30)  # (heads, T, S)
+    relative = torch.cat([dense[:, :, 0].flip(1), dense[:, 0, 1:]], 1)  # by key − query, from 1 − T to S − 1
+    index = torch.arange(S, device="cpu") - torch.arange(T, device="cpu")[:, None] + T - 1
+    if bool(torch.equal(relative[:, index], dense)):
+        return [Array("relative", "f32", relative.numpy())]
+    return [Array("dense", "f32", dense.numpy())]
+
+
+def _grid(m: AttentionMap | LinearAttentionMap, rows: slice) -> Grid:
+    return grid(rows, slice(0, m.matrix[3]), m.matrix, m.device)
+
 
 TOLERANCE = 0.01  # maximum relative error of a weight that is packed in 24 bits
 ROUNDED_TOLERANCE = 0.03  # maximum absolute error of a weight whose q and k are rounded

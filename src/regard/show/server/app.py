@@ -1,4 +1,4 @@
-"""The page over HTTP: a small application that passes requests on to `answers`.
+"""The page over HTTP: its own files, and a small application that passes requests on to `answers`.
 
 The event loop only passes requests on. A few threads compute the answers, and a request whose client has
 disconnected is dropped. Jobs of the model run one at a time and send lines of JSON as they go. This file
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,12 +21,35 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from regard.show.saved.bundle import bundle_modules, bundle_styles, link_bundles
 from regard.show.server.answers import PATIENT, Answers, Json, log_failure
-from regard.show.server.assets import asset_routes
 from regard.show.server.jobs import ModelJob
 from regard.show.server.limits import ExclusiveJob, Limits, RefusedError
 from regard.show.server.line_stream import AS_IT_IS, stream, wait_for_disconnect
 from regard.show.server.work_queue import WorkQueue
+
+EARLY = "source/early_meta"
+
+
+@cache
+def page_files() -> dict[str, Response]:
+    """Return the page's static files by their paths: these and no others are ever served."""
+    return {
+        "/": Response(link_bundles(), media_type="text/html"),
+        "/web/early.js": Response(bundle_modules(EARLY), media_type="text/javascript"),
+        "/web/main.js": Response(bundle_modules("served_page", after=EARLY), media_type="text/javascript"),
+        "/web/style.css": Response(bundle_styles(), media_type="text/css"),
+    }
+
+
+def asset_routes() -> list[Route]:
+    """Return a route for each of the page's files."""
+    return [Route(path, _answer_asset) for path in page_files()]
+
+
+async def _answer_asset(request: Request) -> Response:
+    file = page_files()[request.scope["path"]]
+    return Response(file.body, media_type=file.media_type)
 
 
 class Site(Answers):
@@ -69,7 +93,6 @@ class Site(Answers):
         return answer
 
     def _job(self, name: str) -> Callable[[Request], Any]:
-        """Return an endpoint that starts a job and streams its lines."""
 
         async def answer(request: Request) -> Response:
             job = self.prepare(name, await read_body(request, self.limits))

@@ -18,8 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regard.show.server.answers import Json
-from regard.show.server.app import Site, make_application, read_body, respond
-from regard.show.server.assets import asset_routes, page_files
+from regard.show.server.app import Site, asset_routes, make_application, page_files, read_body, respond
 from regard.show.server.jobs import Line
 from regard.show.server.limits import Limits, RefusedError, StoppedError
 from regard.show.server.line_stream import Follower, LinesResponse

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.learn.hints.errors import describe_error, find_hint
 from regard.learn.judges.tables.verdicts import attend, named_mistake
-from regard.learn.lesson import Outcome
+from regard.learn.lesson import NotDoneError, Outcome
 
 RETURN_BOTH = "give both a name, and return the two, the output first: return out, weights"
 DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the error
@@ -35,8 +35,8 @@ def first_run(
     out: OutputShape,
     weights: OutputShape,
     projections: tuple[str, ...] = ("W_q", "W_k", "W_v"),
-) -> Outcome | None:
-    """Build the learner's class and run it once; return what is wrong with that, or None.
+) -> None:
+    """Build the learner's class and run it once; raise what is wrong with that.
 
     Arguments:
         name: of the task.
@@ -48,33 +48,29 @@ def first_run(
     """
     if not isinstance(thing, type) or not issubclass(thing, nn.Module):
         said = f"expected `{name}` to be a class that derives from nn.Module"
-        return Outcome(name, "wrong", said, hint=f"class {name}(nn.Module):")
+        raise NotDoneError(said, hint=f"class {name}(nn.Module):")
     made = thing(**init).eval()
-    if problem := _find_wrong_projections(name, made, projections):
-        return problem
+    _check_projections(made, projections)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of .T on a batch, which is answered below
         answer = attend(made, *inputs)
-    return _find_wrong_answer(name, made, answer, inputs, out, weights)
+    _check_answer(made, answer, inputs, out, weights)
 
 
-def _find_wrong_projections(name: str, made: nn.Module, projections: tuple[str, ...]) -> Outcome | None:
-    """Return what is wrong with the projections of a module; None if nothing is."""
+def _check_projections(made: nn.Module, projections: tuple[str, ...]) -> None:
     for projection in projections:
         if not isinstance(getattr(made, projection, None), nn.Linear):
             said = (
                 f"expected `self.{projection}`, an nn.Linear: the lesson and its check find it by this name"
             )
-            return Outcome(name, "wrong", said, hint=f"in __init__: self.{projection} = nn.Linear(…)")
+            raise NotDoneError(said, hint=f"in __init__: self.{projection} = nn.Linear(…)")
     # By identity: equal weights at the start are chance, one module for two roles is the mistake.
     if len({id(getattr(made, projection)) for projection in projections}) < len(projections):
-        return named_mistake(
-            name,
+        raise named_mistake(
             "one-projection",
             "Two of W_q, W_k and W_v are one and the same module.",
             hint="give each of the three an nn.Linear of its own",
         )
-    return None
 
 
 def error_outcome(
@@ -90,30 +86,24 @@ def error_outcome(
         said = "PyTorch cannot register the projections: `__init__` does not call that of nn.Module first"
         return Outcome(name, "wrong", said, hint="super().__init__() as the first line of __init__")
     if DOT_T.search(said):
-        return named_mistake(name, "dot-t-on-a-batch", said)
+        return named_mistake("dot-t-on-a-batch", said).outcome(name)
     notes = " ".join(getattr(error, "__notes__", []))
     hint = notes or next((hint for part, hint in hints if part in f"{said} {error}"), "")
     in_class = isinstance(getattr(module, name, None), type)
     return Outcome(name, "wrong", said, hint=hint or find_hint(said, in_class))
 
 
-def _find_wrong_answer(
-    name: str,
-    made: nn.Module,
-    answer: Any,
-    inputs: tuple[Tensor, ...],
-    out: OutputShape,
-    weights: OutputShape,
-) -> Outcome | None:
-    """Return what is wrong with the form of the answer of a module; None if nothing is."""
+def _check_answer(
+    made: nn.Module, answer: Any, inputs: tuple[Tensor, ...], out: OutputShape, weights: OutputShape
+) -> None:
     method = "attention" if hasattr(made, "attention") else "forward"
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(t, Tensor) for t in answer):
         said = f"{method} returns {describe_answer(answer)}; expected two tensors, the output and the weights"
-        return Outcome(name, "wrong", said, hint=RETURN_BOTH)
+        raise NotDoneError(said, hint=RETURN_BOTH)
     shapes = [tuple(tensor.shape) for tensor in answer]
     if shapes == [weights.sizes, out.sizes]:
         said = f"{method} returns the weights first; expected the output first"
-        return Outcome(name, "wrong", said, hint="return out, weights, in this order")
+        raise NotDoneError(said, hint="return out, weights, in this order")
     given = " and ".join(str(tuple(x.shape)) for x in inputs)
     # The weights first: an output is made of them.
     for what, shape, expected, hint in (
@@ -122,8 +112,7 @@ def _find_wrong_answer(
     ):
         if shape != expected.sizes:
             said = f"for tokens {given}, expected the {what} {expected.sizes}, which is {expected.axes}"
-            return Outcome(name, "wrong", f"{said}; got {shape}", hint=expected.hint or hint)
-    return None
+            raise NotDoneError(f"{said}; got {shape}", hint=expected.hint or hint)
 
 
 def describe_answer(answer: Any) -> str:

@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.equality import TOLERANCE, is_equal, largest_difference
 from regard.learn.judges.tables.first_run import error_outcome
-from regard.learn.judges.tables.relations import describe_relation
-from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, find_overwritten, is_right
-from regard.learn.lesson import Outcome, Task, Trial
-from regard.learn.mistakes import sentence
+from regard.learn.judges.tables.relations import TOLERANCE, describe_relation, is_equal, largest_difference
+from regard.learn.judges.tables.verdicts import (
+    Variant,
+    check_attention,
+    find_overwritten,
+    is_right,
+    reject_variants,
+)
+from regard.learn.lesson import NotDoneError, Outcome, Task, Trial
 from regard.learn.wrong_ways import (
     WrongWay,
     define,
@@ -32,6 +35,7 @@ from regard.learn.wrong_ways import (
     judge_table,
     lines_to_write,
     read_pairs,
+    sentence,
     wrong_ways,
 )
 
@@ -174,9 +178,12 @@ class FunctionTask:
         # What others are made of is right then, and a way that changes it is another mistake.
         made = self._made_first()
         told = (first,) if first in made else (*made, first)
+        try:
+            reject_variants(_flat(answers, told), self.variants(cases, told))
+        except NotDoneError as known:
+            return known.outcome(self.name)
         return (
-            find_variant(self.name, _flat(answers, told), self.variants(cases, told))
-            or wrong
+            wrong
             or self._checked(function, answers)
             or self._two_wrong_ways(cases, [parts[first] for parts in answers], first)
             or self._describe(cases, answers, expected)
@@ -185,7 +192,6 @@ class FunctionTask:
     def _agree(
         self, cases: tuple[Case, ...], answers: list[list[Tensor]], expected: list[list[Tensor]]
     ) -> bool:
-        """Whether all answers are right."""
         is_formed = self._wrong_form(cases, answers, expected) is None
         return is_formed and is_equal(_flat(answers), _flat(expected))
 
@@ -232,7 +238,7 @@ class FunctionTask:
                     is_equal(self.numbers((case,), right, wrong, (result,)), _flat([[answer]]))
                     for case, answer in zip(cases, answers, strict=True)
                 ):
-                    said = self._variant(first, answers[0]).outcome(self.name)
+                    said = self._variant(first, answers[0]).problem().outcome(self.name)
                     return replace(said, message=f"{said.message.rstrip('.')}. There is one more mistake.")
         return None
 
@@ -246,7 +252,6 @@ class FunctionTask:
         return next((n for n in order if not is_equal(_flat(answers, (n,)), _flat(expected, (n,)))), order[0])
 
     def _made_first(self) -> list[int]:
-        """The numbers of the results that others are made of."""
         names = self.table.get("judged_first", ())
         return [n for n, result in enumerate(self.results) if result.name in names]
 

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.learn.lesson import Outcome, Task
-from regard.learn.mistakes import sentence
-from regard.learn.wrong_ways import judge_table, read_pairs
+from regard.learn.wrong_ways import judge_table, read_pairs, sentence
 
 NEAR = 0.1  # relative error of a guess that counts as near
 

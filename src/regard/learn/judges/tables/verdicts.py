@@ -1,19 +1,22 @@
-"""What the judges of several lessons share: outcomes from the checker, from guesses, and from comparisons."""
+"""What the judges of several lessons share: outcomes from the checker and from variants, and pictures.
+
+A learner's answer is named by the wrong way of the task that gives the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.checker.errors import CheckError
-from regard.learn.lesson import Outcome, WeightPicture
-from regard.learn.mistakes import find_mistake
-from regard.learn.wrong_ways import read_pairs
+from regard.learn.judges.tables.relations import is_equal
+from regard.learn.lesson import NotDoneError, Outcome, WeightPicture
+from regard.learn.wrong_ways import define, find_mistake, read_pairs, wrong_ways
 from regard.stages.example import TOKENS
 from regard.support.quick_torch import complete_torch
 
@@ -78,26 +81,27 @@ def outcome_of_report(name: str, report: Report, done: str, hints: dict[str, str
     return Outcome(name, "wrong", f"no known mistake gives these numbers: {reason}")
 
 
-def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -> Outcome:
-    """Return the outcome for a mistake of the catalogue or of `mistakes`, with what shows it."""
+def named_mistake(mistake: str, evidence: str = "", hint: str = "") -> NotDoneError:
+    """Return what to raise for a mistake of the catalogue or of `mistakes`, with what shows it."""
     entry = find_mistake(mistake)
     assert entry is not None, mistake
-    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint)
+    return NotDoneError(f"{entry.effect} {evidence}".strip(), mistake, hint)
 
 
 def find_overwritten(name: str, arguments: Sequence[Any], originals: Sequence[Any]) -> Outcome | None:
     """Return the outcome for code that has changed its arguments, of which there are copies; else None."""
     for argument, original in zip(arguments, originals, strict=True):
         if isinstance(argument, Tensor) and not torch.equal(argument, original):
-            return named_mistake(name, "input-overwritten", "One of its arguments has changed.")
+            problem = named_mistake("input-overwritten", "One of its arguments has changed.")
+            return problem.outcome(name)
     return None
 
 
-def find_dropout_elsewhere(name: str, cls: Any, init: dict[str, Any], x: Tensor) -> Outcome | None:
-    """Return the outcome for a causal module whose dropout leaves the weights alone; else None."""
+def drops_weights(cls: Any, init: dict[str, Any], x: Tensor) -> bool:
+    """Return whether the dropout of a causal module drops some of its weights."""
     dropped = attend(cls(**init | {"dropout": 0.5}).train(), x)[1]  # (…, T, T)
     visible = torch.ones(dropped.shape[-2:], dtype=torch.bool).tril()
-    return None if (dropped[..., visible] == 0).any() else named_mistake(name, "dropout-on-values")
+    return bool((dropped[..., visible] == 0).any())
 
 
 def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
@@ -117,3 +121,51 @@ def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | 
 def attend(module: Any, *inputs: Tensor) -> Any:
     """Return the output and the weights: of the method `attention`, or of a forward pass without one."""
     return module.attention(*inputs) if hasattr(module, "attention") else module(*inputs)
+
+
+class Variant(NamedTuple):
+    """A wrong way to do a task: what it gives, and what is said about it.
+
+    A `mistake` of the catalogue or of `mistakes` brings its effect; `said` replaces it, where the lesson has
+    words of its own.
+    """
+
+    answer: Tensor
+    mistake: str = ""
+    said: str = ""
+    hint: str = ""
+
+    def problem(self) -> NotDoneError:
+        """Return what is said to a learner whose answer this is."""
+        entry = find_mistake(self.mistake)
+        effect = entry.effect if entry else ""
+        return NotDoneError(self.said or effect, self.mistake, self.hint)
+
+
+def edited_variants(noun: str, task: str, run: Callable[[Any], Tensor]) -> Iterator[Variant]:
+    """Yield what each wrong way of a task gives: `run` gets the edited class or function of the solution."""
+    for way in wrong_ways(noun, task):
+        edited = define(noun, task, way.right, way.wrong)
+        yield Variant(run(edited), way.mistake, way.said, way.hint)
+
+
+def reject_variants(answer: Tensor, variants: Iterable[Variant]) -> None:
+    """Raise what is said of the first variant that a learner's answer equals."""
+    for variant in variants:
+        if is_equal(answer, variant.answer):
+            raise variant.problem()
+
+
+SHARPNESS = 3.0
+
+
+def seeking_queries() -> Tensor:
+    """Return W_q (3, 2): the query of a token is the sum of its numbers, and 0."""
+    return torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+
+
+def seeking_keys(high: int, low: int) -> Tensor:
+    """Return W_k (3, 2): the key of a token is large if its number `high` is above its number `low`."""
+    weight = torch.zeros(3, 2)
+    weight[high, 0], weight[low, 0] = SHARPNESS, -SHARPNESS
+    return weight

@@ -3,13 +3,6 @@
 Each row of x is a token. The score of two tokens is their dot product: large where they point the same way.
 Softmax turns the scores of one token into weights that are positive and sum to 1. The output of that token is
 the mean of all tokens with these weights.
-
-Replace every `...` below, then run:
-
-    regard learn 1 --check      judges this file, and names your mistake
-    regard learn 1 --watch      does so whenever you save it
-    regard learn 1 --hint       says how to fix it
-    python lesson1.py           runs the lines at the end
 """
 
 import torch

@@ -3,13 +3,6 @@
 W_q makes a query of each token (what it looks for), W_k a key (what it offers to be found by), W_v a value
 (what it hands over). The score of two tokens is now the dot product of one's query with the other's key, and
 the output is a mean of values.
-
-Replace every `...` below, then run:
-
-    regard learn 2 --check      judges this file, and names your mistake
-    regard learn 2 --watch      does so whenever you save it
-    regard learn 2 --hint       says how to fix it
-    python lesson2.py           runs the lines at the end
 """
 
 import torch

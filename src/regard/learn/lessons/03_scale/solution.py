@@ -3,13 +3,6 @@
 A score is a sum of d products, where d is the width of a query. The more products, the larger the scores, and
 the sharper the softmax: it would depend on the width, not on the text. Divided by √d, the scores keep their
 size at every width.
-
-Replace every `...` below, then run:
-
-    regard learn 3 --check      judges this file, and names your mistake
-    regard learn 3 --watch      does so whenever you save it
-    regard learn 3 --hint       says how to fix it
-    python lesson3.py           runs the lines at the end
 """
 
 import math

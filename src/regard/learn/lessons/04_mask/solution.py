@@ -2,13 +2,6 @@
 
 M is 0 where a key may be seen and −inf where it is hidden. A score of −inf becomes a weight of exactly 0, and
 the weights of the visible keys still sum to 1.
-
-Replace every `...` below, then run:
-
-    regard learn 4 --check      judges this file, and names your mistake
-    regard learn 4 --watch      does so whenever you save it
-    regard learn 4 --hint       says how to fix it
-    python lesson4.py           runs the lines at the end
 """
 
 import math

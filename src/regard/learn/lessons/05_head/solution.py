@@ -4,13 +4,6 @@ A head is narrower than the model: it projects tokens of d_model numbers to quer
 head_dim numbers. Its mask is a buffer, so that it moves with the module. In training, dropout sets some
 attention weights to 0 and enlarges the others. The second task is a check of your own: PyTorch's attention on
 the same projections has to give the same output.
-
-Replace every `...` below, then run:
-
-    regard learn 5 --check      judges this file, and names your mistake
-    regard learn 5 --watch      does so whenever you save it
-    regard learn 5 --hint       says how to fix it
-    python lesson5.py           runs the lines at the end
 """
 
 import math

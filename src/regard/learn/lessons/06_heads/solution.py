@@ -3,13 +3,6 @@
 Every head has its own queries, keys and values and attends in its own way. They are not computed one by one:
 one big projection gives the channels of all heads side by side, d_out = num_heads × head_dim. You split them,
 move the heads in front of the tokens, attend in all heads at once, and lay the heads side by side again.
-
-Replace every `...` below, then run:
-
-    regard learn 6 --check      judges this file, and names your mistake
-    regard learn 6 --watch      does so whenever you save it
-    regard learn 6 --hint       says how to fix it
-    python lesson6.py           runs the lines at the end
 """
 
 import math

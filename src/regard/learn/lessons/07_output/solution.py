@@ -2,13 +2,6 @@
 
 Concatenated heads lie side by side: each keeps to its own channels. The output projection W_o mixes them. In
 cross-attention the queries come from one sequence, the keys and values from another, the context.
-
-Replace every `...` below, then run:
-
-    regard learn 7 --check      judges this file, and names your mistake
-    regard learn 7 --watch      does so whenever you save it
-    regard learn 7 --hint       says how to fix it
-    python lesson7.py           runs the lines at the end
 """
 
 import math

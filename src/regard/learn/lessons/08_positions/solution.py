@@ -3,13 +3,6 @@
 Attention is blind to order: permute the tokens, and the outputs are permuted and otherwise the same. Rotary
 positions turn every query and key by an angle that grows with its position, so that a score depends on the
 distance of two tokens. ALiBi subtracts the distance, times a slope, from the score.
-
-Replace every `...` below, then run:
-
-    regard learn 8 --check      judges this file, and names your mistake
-    regard learn 8 --watch      does so whenever you save it
-    regard learn 8 --hint       says how to fix it
-    python lesson8.py           runs the lines at the end
 """
 
 import math

@@ -3,13 +3,6 @@
 A causal model writes one token at a time. The keys and values of the tokens before never change, so the layer
 returns them, and gets them back with the next token. The result has to be the same as without a cache, in
 whatever pieces a text arrives.
-
-Replace every `...` below, then run:
-
-    regard learn 9 --check      judges this file, and names your mistake
-    regard learn 9 --watch      does so whenever you save it
-    regard learn 9 --hint       says how to fix it
-    python lesson9.py           runs the lines at the end
 """
 
 import math

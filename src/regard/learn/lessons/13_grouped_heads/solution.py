@@ -3,13 +3,6 @@
 A cache holds the keys and values of every layer, head and token. Queries are not in it. So a model may have
 many query heads and few key/value heads: with 32 and 8 of them each key/value head serves a group of four
 query heads, and the cache is four times smaller.
-
-Replace every `...` below, then run:
-
-    regard learn 13 --check      judges this file, and names your mistake
-    regard learn 13 --watch      does so whenever you save it
-    regard learn 13 --hint       says how to fix it
-    python lesson13.py           runs the lines at the end
 """
 
 import math

@@ -3,13 +3,6 @@
 A window keeps the work and the memory of each new token constant. But trained models give much of their
 attention to the first token, and a window that moves past it takes that token away. Keep it, and the model
 goes on.
-
-Replace every `...` below, then run:
-
-    regard learn 14 --check      judges this file, and names your mistake
-    regard learn 14 --watch      does so whenever you save it
-    regard learn 14 --hint       says how to fix it
-    python lesson14.py           runs the lines at the end
 """
 
 import torch

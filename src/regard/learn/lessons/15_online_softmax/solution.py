@@ -3,13 +3,6 @@
 Softmax needs the largest score and the sum of all exponentials, and both seem to need the whole row. They do
 not: keep the largest score so far, and shrink the sums so far when a larger one comes. This is how flash
 attention works, in about twenty lines.
-
-Replace every `...` below, then run:
-
-    regard learn 15 --check      judges this file, and names your mistake
-    regard learn 15 --watch      does so whenever you save it
-    regard learn 15 --hint       says how to fix it
-    python lesson15.py           runs the lines at the end
 """
 
 import math

@@ -3,13 +3,6 @@
 Without softmax the sum over keys can be made once and carried on: every token adds its key and value to a
 matrix, and a query reads that matrix. The delta rule first takes out what the matrix says to that key, so
 that new values replace old ones.
-
-Replace every `...` below, then run:
-
-    regard learn 16 --check      judges this file, and names your mistake
-    regard learn 16 --watch      does so whenever you save it
-    regard learn 16 --hint       says how to fix it
-    python lesson16.py           runs the lines at the end
 """
 
 import torch

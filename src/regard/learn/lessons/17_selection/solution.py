@@ -2,13 +2,6 @@
 
 A window reads what is near, whatever the query asks. A selection looks first: a summary of each block says
 how large a score in it can be, and only the best blocks are read. What is lost by that can be said exactly.
-
-Replace every `...` below, then run:
-
-    regard learn 17 --check      judges this file, and names your mistake
-    regard learn 17 --watch      does so whenever you save it
-    regard learn 17 --hint       says how to fix it
-    python lesson17.py           runs the lines at the end
 """
 
 import math

@@ -6,7 +6,7 @@ This file knows names and their meaning; `contents` knows the captures that they
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 Shade = Literal["weights", "values", "logit"]
 """- "weights": the attention weights.
@@ -28,19 +28,13 @@ class Quantity(NamedTuple):
     """For "logit", the id of that token; None for the likeliest."""
 
     @classmethod
-    def parse(
-        cls,
-        shade: str = "weights",
-        units: str = "tokens",
-        units_of: int | None = None,
-        position: int | None = None,
-        token: int | None = None,
-    ) -> Quantity:
+    def parse(cls, **words: Any) -> Quantity:
         """Return a quantity from the words of a request; KeyError lists those that exist."""
-        for name, value, choices in (("shade", shade, get_args(Shade)), ("units", units, get_args(Units))):
-            if value not in choices:
+        quantity = cls(**words)
+        for name, choices in (("shade", get_args(Shade)), ("units", get_args(Units))):
+            if (value := getattr(quantity, name)) not in choices:
                 raise KeyError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
-        return cls(shade, units, units_of, position, token)  # type: ignore[arg-type]  # they were just checked
+        return quantity
 
 
 PLAIN = Quantity()
