@@ -1,9 +1,6 @@
 """Lessons 13 to 17: what learners do beside the usual mistakes, and the answer that they get."""
 
-from __future__ import annotations
-
 from itertools import combinations
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -24,7 +21,7 @@ from regard.learn.judges import (
 from regard.learn.judges.tables.functions import FunctionTask
 from regard.learn.judges.tables.relations import TOLERANCE, largest_difference
 from regard.learn.wrong_ways import define, hint_for
-from tests.learn.in_process import judged
+from tests.learn.in_process import judged, program_with
 from tests.sampling import share
 
 JUDGES = (similarity, positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
@@ -52,15 +49,12 @@ PRODUCTS = "torch.maximum(q * lowest, q * highest)"
         (17, "bounds.topk(count, dim=-1).indices", "bounds.argsort(dim=-1, descending=True)[:, :count]"),
     ],
 )
-def test_another_right_way_is_right(number: int, right: str, other: str, tmp_path: Path) -> None:
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution)
-    assert right in program
-    outcomes = judged(lesson, program.replace(right, other), tmp_path)
+def test_another_right_way_is_right(number, right, other, tmp_path):
+    outcomes = judged(get_lesson(number), program_with(number, (right, other)), tmp_path)
     assert {outcome.status for outcome in outcomes} == {"done"}, outcomes
 
 
-def _body(number: int, start: str, end: str) -> str:
+def _body(number, start, end):
     """The lines of a solution from the one that begins with `start` to the one before `end`."""
     program = plain_solution(get_lesson(number).solution)
     return program[program.index(start) : program.index(end)]
@@ -99,19 +93,16 @@ def _body(number: int, start: str, end: str) -> str:
         ),
     ],
 )
-def test_right_numbers_by_the_way_that_the_lesson_replaces_are_noticed(
-    number: int, body: tuple[str, str], instead: str, said: str, tmp_path: Path
-) -> None:
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
-    outcome = judged(lesson, program, tmp_path)[0]
+def test_right_numbers_by_the_way_that_the_lesson_replaces_are_noticed(number, body, instead, said, tmp_path):
+    program = program_with(number, (_body(number, *body), instead))
+    outcome = judged(get_lesson(number), program, tmp_path)[0]
     assert outcome.status == "unfinished"
     assert outcome.message.startswith("the numbers are right")
     assert said in outcome.message
     assert outcome.hint
 
 
-def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path: Path) -> None:
+def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path):
     lesson = get_lesson(15)
     program = plain_solution(lesson.solution)
     body = _body(15, "    highest = q", "def merge")
@@ -121,18 +112,16 @@ def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path: P
         assert line in outcome.hint
 
 
-def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path: Path) -> None:
-    lesson = get_lesson(15)
-    program = plain_solution(lesson.solution)
-    program = program.replace("total * shrink +", "total +").replace("mixed / total[..., None]", "mixed / 2")
-    outcome = judged(lesson, program, tmp_path)[0]
+def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path):
+    swaps = ("total * shrink +", "total +"), ("mixed / total[..., None]", "mixed / 2")
+    outcome = judged(get_lesson(15), program_with(15, *swaps), tmp_path)[0]
     assert outcome.mistake == "block-not-rescaled"
     assert "After that: " in outcome.message
     assert outcome.hint.endswith("total = total * shrink + exponentials.sum(dim=-1)")
 
 
 @pytest.mark.parametrize("function", share(FUNCTIONS, 4), ids=lambda function: function.name)
-def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: FunctionTask) -> None:
+def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function):
     every = range(len(function.results))
     edits = (("", ""), *(way[:2] for way in function.wrong_ways))
     answers = [function.numbers(function.cases(), *edit, every) for edit in edits]
@@ -176,20 +165,17 @@ BLOCKS = (
         (17, ("    D = q.shape", "def selected_attention"), BLOCKS),
     ],
 )
-def test_no_line_of_a_loop_is_replaced_by_one_of_a_solution_without(
-    number: int, body: tuple[str, str], instead: str, tmp_path: Path
-) -> None:
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
-    outcome = next(outcome for outcome in judged(lesson, program, tmp_path) if outcome.status == "wrong")
+def test_no_line_of_a_loop_is_replaced_by_one_of_a_solution_without(number, body, instead, tmp_path):
+    program = program_with(number, (_body(number, *body), instead))
+    outcomes = judged(get_lesson(number), program, tmp_path)
+    outcome = next(outcome for outcome in outcomes if outcome.status == "wrong")
     assert "NameError" not in outcome.message
     assert outcome.hint
     assert "line " not in outcome.hint
 
 
-def test_an_error_is_told_once_and_with_its_line(tmp_path: Path) -> None:
-    lesson = get_lesson(13)
-    program = plain_solution(lesson.solution).replace(KEYS, "k = k.repeat_interleave(H, dim=1)")
-    outcome = judged(lesson, program, tmp_path)[1]
+def test_an_error_is_told_once_and_with_its_line(tmp_path):
+    program = program_with(13, (KEYS, "k = k.repeat_interleave(H, dim=1)"))
+    outcome = judged(get_lesson(13), program, tmp_path)[1]
     assert outcome.message.startswith("line 36, scores = ")
     assert outcome.message.count("RuntimeError") == 1

@@ -1,57 +1,42 @@
 """Small models of every way in which attention is captured, and all that a capture might leave in one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+import regard
 from regard.gpt import GPT, Config
+from tests.recorder.small_llama import SIZES
 
-LAYERS, VOCABULARY = 3, 97
+LAYERS, VOCABULARY = SIZES["num_hidden_layers"], SIZES["vocab_size"]
 
 
 class Encoder(nn.Module):
     """PyTorch's own encoder over token ids."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 32)
         layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, dropout=0.0)
         self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.encoder(self.embedding(ids))
 
 
-def llama(implementation: str) -> nn.Module:
-    """A small model of Transformers."""
+def llama(implementation):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model.set_attn_implementation(implementation)
     return model
 
 
-def gpt() -> nn.Module:
-    """A small GPT of ours."""
+def gpt():
     sizes = {"context_length": 128, "num_layers": LAYERS, "d_model": 32, "num_heads": 4}
     return GPT(Config(vocab_size=VOCABULARY, **sizes))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS = {
     "Llama, sdpa": lambda: llama("sdpa"),
     "Llama, eager": lambda: llama("eager"),
     "Llama, regard": lambda: llama("regard"),
@@ -60,9 +45,29 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def state(model: nn.Module) -> list[Any]:
+def state(model):
     """Everything that a capture might leave in a model and its classes."""
     return [
         (name, sorted(vars(module)), len(module._forward_hooks), type(module).forward)
         for name, module in model.named_modules()
     ] + [getattr(type(model), "states", None), torch.nn.functional.scaled_dot_product_attention]
+
+
+def captured(model, *args, certified=True, **kwargs):
+    """What a capture of one call sees, after comparing the call with the same without capture."""
+    drawn = torch.random.get_rng_state()
+    plain = model(*args, **kwargs)
+    after = torch.random.get_rng_state()
+    torch.random.set_rng_state(drawn)
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    with regard.capture(model) as seen:
+        watched = model(*args, **kwargs)
+    assert torch.equal(torch.random.get_rng_state(), after)
+    plain, watched = ((x,) if isinstance(x, Tensor) else x for x in (plain, watched))
+    for a, b in zip(plain, watched, strict=True):
+        assert (a is b is None) or torch.equal(a, b)  # to the last bit
+        assert a is None or a.requires_grad == b.requires_grad
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    if certified:
+        assert seen.certificate.certified, str(seen.certificate)
+    return seen
