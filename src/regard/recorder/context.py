@@ -33,7 +33,6 @@ from regard.recorder.sources.compilation import compiled_methods, original_model
 from regard.recorder.sources.listener import check_recognised
 from regard.recorder.sources.structure_of_models.structure import unchanged
 from regard.recorder.sources.structure_of_models.token_mixers import CONVOLUTIONS, TokenMixers
-from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.recorder.tokens_of_maps.token_probe import probe_tokens
@@ -92,9 +91,6 @@ class CaptureBlock:
             missing |= self.recording.unreadable
             self._verify_tokens(bool(missing or others))
             self.recording.close(missing, others)
-            if self.recording.ranks is not None:
-                seen = self.recording.seen
-                seen.elsewhere = exchange_evidence(seen, self.recording.ranks)
         finally:
             self.recording.store.release()
         if self.recording.seen.layers and self.warn:

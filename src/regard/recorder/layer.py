@@ -25,6 +25,8 @@ from regard.support.table import Table
 
 LayerMap = AttentionMap | LinearAttentionMap
 """The map of a layer: of softmax attention, or of a linear-attention or state-space layer."""
+VALUES = "values"
+"""The name of the values beside the tensors of a map."""
 WRITTEN = "its queries, keys or decays were written to after its attention had run"
 
 
@@ -70,6 +72,12 @@ class LayerData(NamedTuple):
     def nbytes(self) -> int:
         """The number of bytes of all its tensors."""
         return sum(x.nbytes for x in self if x is not None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the map or of the summary by their fields, and the values."""
+        own = self.map.tensors() if self.map is not None else {}
+        own |= self.summary._asdict() if self.summary is not None else {}
+        return own if self.values is None else own | {VALUES: self.values}
 
 
 class LayerSettings(NamedTuple):

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,8 +30,12 @@ from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerId
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
-from regard.recorder.storage.evidence_data import describe_evidence
-from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
+from regard.recorder.storage.picture_files import (
+    PICTURE_FILE,
+    PicturesDescription,
+    describe_pictures,
+    write_pictures,
+)
 from regard.recorder.storage.store_base import Store
 from regard.support.file_lock import FileLock
 from regard.support.files import (
@@ -40,11 +45,11 @@ from regard.support.files import (
     make_folder,
     remove_temporary_files,
 )
+from regard.support.plain_data import to_plain
 from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.recorder.result import Capture
-    from regard.recorder.tokens_of_maps.predictions import Predictions
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"
@@ -229,59 +234,78 @@ def versions() -> dict[str, str]:
     return numbers
 
 
+class LayerDescription(NamedTuple):
+    """A layer as `capture.json` has it."""
+
+    number: int
+    name: str
+    stack: str
+    shape: tuple[int, int, int, int]
+    heads: tuple[int, ...]
+    file: str
+    checksum: int
+    evidence: Evidence
+    placement: Placement | None = None
+
+
+class PredictionsDescription(NamedTuple):
+    """Predictions as `capture.json` has them: flat lists; a loss that is not known is null."""
+
+    likeliest: list[int]
+    probabilities: list[float]
+    losses: list[float | None]
+    ranks: list[int]
+    words: dict[int, str]
+
+
+@dataclass(frozen=True)
+class CaptureDescription:
+    """A capture as `capture.json` has it: its fields have the names of those of a `Capture`."""
+
+    model: str
+    layers: list[LayerDescription]
+    ids: list[list[int]] | None = None
+    tokens: list[list[str]] | None = None
+    target_ids: list[list[int]] | None = None
+    target_tokens: list[list[str]] | None = None
+    attention_mask: list[list[int]] | None = None
+    boundary: int | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    other_mixers: dict[str, str] = field(default_factory=dict)
+    is_whole: bool = True
+    edits: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    shard: ShardId | None = None
+    predictions: PredictionsDescription | None = None
+    pictures: PicturesDescription | None = None
+
+
 def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str]) -> dict[str, Any]:
     """Describe a capture as plain data, without its tensors.
 
     `stored` are its layers, and `pictures` the names of its pictures' files.
     """
-    layers = [
-        {
-            "number": layer.number,
-            "name": layer.name,
-            "stack": layer.stack,
-            "shape": list(layer.shape),
-            "heads": list(layer.heads),
-            "file": layer.file.name,
-            "checksum": layer.stored.checksum,
-            "placement": None if layer.placement is None else layer.placement._asdict(),
-            "evidence": describe_evidence(layer.evidence),
-        }
+    described = {x.name: getattr(seen, x.name) for x in dataclasses.fields(CaptureDescription)}
+    described |= {name: x.long().tolist() for name, x in described.items() if isinstance(x, Tensor)}
+    described["layers"] = [
+        LayerDescription(
+            *layer.layer_id,
+            layer.shape,
+            layer.heads,
+            layer.file.name,
+            layer.stored.checksum,
+            layer.evidence,
+            layer.placement,
+        )
         for layer in stored
     ]
-    return {
-        "format": FORMAT,
-        "model": seen.model,
-        "versions": versions(),
-        "certified": seen.certificate.certified,
-        "missing": seen.missing,
-        "other_mixers": seen.other_mixers,
-        "is_whole": seen.is_whole,
-        "shard": None if seen.shard is None else seen.shard._asdict(),
-        "edits": list(seen.edits),
-        "fingerprint": seen.fingerprint,
-        "boundary": seen.boundary,
-        "layers": layers,
-        "tokens": seen.tokens,
-        "ids": _json_rows(seen.ids),
-        "target_tokens": seen.target_tokens,
-        "target_ids": _json_rows(seen.target_ids),
-        "attention_mask": _json_rows(None if seen.attention_mask is None else seen.attention_mask.int()),
-        "predictions": None if seen.predictions is None else _json_predictions(seen.predictions),
-        "pictures": None if seen.pictures is None else describe_pictures(seen.pictures, pictures),
-    }
-
-
-def _json_predictions(predictions: Predictions) -> dict[str, Any]:
-    """Describe predictions as flat lists; a loss that is NaN becomes null."""
-    losses: list[float] = predictions.losses.flatten().tolist()
-    return {
-        "likeliest": predictions.likeliest.flatten().tolist(),
-        "probabilities": predictions.probabilities.flatten().tolist(),
-        "losses": [None if math.isnan(loss) else loss for loss in losses],
-        "ranks": predictions.ranks.flatten().tolist(),
-        "words": {str(token): word for token, word in predictions.words.items()},
-    }
-
-
-def _json_rows(table: Tensor | None) -> list[list[int]] | None:
-    return None if table is None else table.tolist()
+    if (predictions := seen.predictions) is not None:
+        lists = {
+            name: getattr(predictions, name).flatten().tolist() for name in PredictionsDescription._fields[:4]
+        }
+        lists["losses"] = [None if math.isnan(loss) else loss for loss in lists["losses"]]
+        described["predictions"] = PredictionsDescription(**lists, words=predictions.words)
+    if seen.pictures is not None:
+        described["pictures"] = describe_pictures(seen.pictures, pictures)
+    about = {"format": FORMAT, "versions": versions(), "certified": seen.certificate.certified}
+    return {**about, **to_plain(described)}

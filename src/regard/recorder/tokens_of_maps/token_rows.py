@@ -5,8 +5,7 @@ Under context parallelism a rank's model is given its own rows. Which rows these
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,9 +23,7 @@ def join_token_rows(seen: Capture, ranks: RankGroup) -> None:
     rows = next((layer.placement.rows for layer in seen.layers if layer.placement is not None), None)
     tables = {"ids": seen.ids, "attention_mask": seen.attention_mask}
     own = {name: None if table is None else table.int().tolist() for name, table in tables.items()}
-    everyone: list[dict[str, Any]] = [
-        json.loads(text) for text in ranks.exchange(json.dumps({"rows": rows, **own}))
-    ]
+    everyone = ranks.exchange_plain({"rows": rows, **own})
     # Under tensor and pipeline parallelism every rank is given all rows.
     if any(of_rank["rows"] is None for of_rank in everyone):
         return
