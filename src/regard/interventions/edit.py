@@ -181,17 +181,14 @@ def replace_weights(
     that an edit has replaced stays: edits of weights come before those of outputs, also of a block opened
     earlier.
     """
-    used = call.output if call.used is None else call.used
-    new = output
+    weights = call.weights
+    if weights is not None and dense is not None:
+        weights = with_heads(weights, heads, dense())
+    used, new = call.output if call.used is None else call.used, output
     if call.replaced is not None:
         new = torch.where(call.replaced[heads].unsqueeze(-1), used[:, heads], output.to(used))
-    return call._replace(
-        output=with_heads(call.output, heads, output),
-        used=with_heads(used, heads, new),
-        weights=with_heads(call.weights, heads, dense())
-        if call.weights is not None and dense
-        else call.weights,
-    )
+    output = with_heads(call.output, heads, output)
+    return call._replace(output=output, used=with_heads(used, heads, new), weights=weights)
 
 
 def head_mask(call: AttentionCall, heads: list[int]) -> Mask:

@@ -239,7 +239,7 @@ def importance(
 
 
 class MetricRuns:
-    """Runs a model over texts, plain or edited, and counts the forward passes. Arguments: those of `effect`."""
+    """Runs a model over texts, plain or edited, and counts the forward passes; made of `effect`'s arguments."""
 
     def __init__(
         self,

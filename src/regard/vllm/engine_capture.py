@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import ROWS
 from regard.recorder.certificates.examination import examine
+from regard.recorder.layer import VALUES
 from regard.recorder.placement import ShardId
 from regard.recorder.result import Capture
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
@@ -315,22 +316,23 @@ class EngineCapture:
         m = call.attention_map()
         evidence = examine(m, call.v, call.output, max_rows=self.max_rows)
 
-        def stored(x: Tensor) -> Tensor:
+        of_keys = {"k": m.k, VALUES: call.v} if self.values else {"k": m.k}
+
+        def stored(rows: slice, keys: slice) -> dict[str, Tensor]:
+            parts = {"q": m.q[0, :, rows], "lse": m.lse[0, :, rows]}
+            parts |= {name: x[0, :, keys] for name, x in of_keys.items()}
             # On a CPU this would be vLLM's own memory, which the next step writes to.
-            return x.to("cpu", copy=True).contiguous()
+            return {name: x.to("cpu", copy=True).contiguous() for name, x in parts.items()}
 
         layer_record = record.layers.setdefault(layer.layer_id.name, LayerRecord(layer))
-        q, lse = stored(m.q[0]), stored(m.lse[0])
         before = first - visible  # the cached keys before the new ones
         if not layer_record.continues(first):
-            k, v = (stored(x[0, :, :before]) for x in (m.k, call.v))
-            if not layer_record.rewind(first, k) and first:
+            prefix = stored(slice(0), slice(before))
+            if not layer_record.rewind(first, prefix["k"]) and first:
                 # What lies behind the window is not there any more, and no row sees it.
-                k, v = (pad(x, (0, 0, visible, 0)) for x in (k, v))
-                prefix = LayerStep(0, q[:, :0], lse[:, :0], k, v if self.values else None, None)
-                layer_record.steps.append(prefix)
-        k, v = (stored(x[0, :, before:]) for x in (m.k, call.v))
-        layer_record.steps.append(LayerStep(first, q, lse, k, v if self.values else None, evidence))
+                prefix |= {name: pad(prefix[name], (0, 0, visible, 0)) for name in of_keys}
+                layer_record.steps.append(LayerStep(0, prefix, None))
+        layer_record.steps.append(LayerStep(first, stored(slice(None), slice(before, None)), evidence))
 
     def _read_call(
         self, layer: WatchedLayer, first: int, query: Tensor, output: Tensor, cache: Tensor, blocks: Tensor
