@@ -164,6 +164,7 @@ class Layer:
         self.placement = placement
         """Where its map is in that of the model's layer, or None if it is the whole layer."""
         self._data = LayerData(attention_map, values, summary)
+        self._shape: tuple[int, int, int, int] | None = None  # of a layer whose tensors are elsewhere
         self._write_counts = self._count_writes()
 
     def _count_writes(self) -> list[tuple[Tensor, int | None]]:
@@ -225,7 +226,7 @@ class Layer:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape (B, H, T, S) of its map."""
-        return self._data.matrix
+        return self._shape or self._data.matrix
 
     @property
     def map(self) -> LayerMap:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from regard.recorder.certificates.certificate import Evidence
-from regard.recorder.layer import Layer, LayerData, LayerId
+from regard.recorder.layer import Layer, LayerData
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.picture_files import (
@@ -78,56 +78,50 @@ def write_capture(seen: Capture, folder: Folder) -> None:
         folder.release()
 
 
-class LayerFile(NamedTuple):
-    """The file of a layer, and who wrote it."""
+class LayerDescription(NamedTuple):
+    """A layer as `capture.json` has it; the checksum is compared with that of its file at the first use."""
 
-    path: Path
+    number: int
+    name: str
+    stack: str
+    shape: tuple[int, int, int, int]
+    heads: tuple[int, ...]
+    file: str
     checksum: int
-    """Compared with that of the file at its first use."""
-    shard: ShardId | None = None
-    """The shard that the layer belongs to, as the file has to say too."""
-    folder: Folder | None = None
-    """The folder that wrote it: a temporary one is deleted with the last of its layers."""
+    evidence: Evidence
+    placement: Placement | None = None
 
 
 class StoredLayer(Layer):
     """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
 
-    `shape` and `evidence` come from `capture.json`, so that neither needs the file.
+    `shape` and `evidence` are `described`, so that neither needs the file. The file is in the folder `path`, and
+    says which `shard` it belongs to; `folder` is what has written it.
     """
 
     def __init__(
-        self,
-        layer_id: LayerId,
-        shape: Sequence[int],
-        evidence: Evidence,
-        heads: Sequence[int],
-        placement: Placement | None,
-        stored: LayerFile,
+        self, described: LayerDescription, path: Path, shard: ShardId | None, folder: Folder | None = None
     ) -> None:
-        super().__init__(*layer_id, None, evidence, heads, placement=placement)
-        self._shape = tuple(shape)
-        self.stored, self.file = stored, stored.path
+        number, name, stack, shape, heads, file, _, evidence, placement = described
+        super().__init__(number, name, stack, None, evidence, heads, placement=placement)
+        self._shape, self.described = shape, described
+        self.file, self.shard = path / file, shard
+        self.folder = folder  # that wrote it: a temporary one is deleted with the last of its layers
         self._is_checked = False
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape (B, H, T, S) of its map."""
-        B, H, T, S = self._shape
-        return B, H, T, S
 
     def data(self) -> LayerData:
         """Open the file and return its tensors, which are read from disk when they are used."""
         is_map = self.placement is None or self.placement.is_map
-        data = layer_file.read(self.file, shard_label(self, self.stored.shard), is_map)
+        data = layer_file.read(self.file, shard_label(self, self.shard), is_map)
         if data.matrix != self.shape:
             raise CaptureFileError(
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
                 f"got {data.matrix}"
             )
-        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.stored.checksum:
+        expected = self.described.checksum
+        if not self._is_checked and (found := layer_file.checksum(self.file)) != expected:
             raise CaptureFileError(
-                f"{self.file} is damaged: expected a file with the checksum {self.stored.checksum:08x}, as "
+                f"{self.file} is damaged: expected a file with the checksum {expected:08x}, as "
                 f"{INDEX} says, got {found:08x}"
             )
         self._is_checked = True
@@ -195,11 +189,18 @@ class Folder(Store):
         name = re.sub(r"[^\w.-]", "_", str(layer.key))[:100]
         file = self.path / f"layer-{name}-{next(self._names)}.safetensors"
         layer_file.write(layer.data(), file, shard_label(layer, self.shard))
-        if isinstance(instead_of, StoredLayer) and instead_of.stored.folder is self:
+        if isinstance(instead_of, StoredLayer) and instead_of.folder is self:
             instead_of.file.unlink(missing_ok=True)
-        stored = LayerFile(file, layer_file.checksum(file), self.shard, self)
-        layer_id, placement = layer.layer_id, layer.placement
-        return StoredLayer(layer_id, layer.shape, layer.evidence, layer.heads, placement, stored)
+        described = LayerDescription(
+            *layer.layer_id,
+            layer.shape,
+            layer.heads,
+            file.name,
+            layer_file.checksum(file),
+            layer.evidence,
+            layer.placement,
+        )
+        return StoredLayer(described, self.path, self.shard, self)
 
     def finish(self, seen: Capture) -> None:
         """Write `capture.json`, so that the folder holds this capture, and delete the files of older ones."""
@@ -232,20 +233,6 @@ def versions() -> dict[str, str]:
         if (library := sys.modules.get(name)) is not None:
             numbers[name] = library.__version__
     return numbers
-
-
-class LayerDescription(NamedTuple):
-    """A layer as `capture.json` has it."""
-
-    number: int
-    name: str
-    stack: str
-    shape: tuple[int, int, int, int]
-    heads: tuple[int, ...]
-    file: str
-    checksum: int
-    evidence: Evidence
-    placement: Placement | None = None
 
 
 class PredictionsDescription(NamedTuple):
@@ -287,18 +274,7 @@ def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str
     """
     described = {x.name: getattr(seen, x.name) for x in dataclasses.fields(CaptureDescription)}
     described |= {name: x.long().tolist() for name, x in described.items() if isinstance(x, Tensor)}
-    described["layers"] = [
-        LayerDescription(
-            *layer.layer_id,
-            layer.shape,
-            layer.heads,
-            layer.file.name,
-            layer.stored.checksum,
-            layer.evidence,
-            layer.placement,
-        )
-        for layer in stored
-    ]
+    described["layers"] = [layer.described._replace(evidence=layer.evidence) for layer in stored]
     if (predictions := seen.predictions) is not None:
         lists = {
             name: getattr(predictions, name).flatten().tolist() for name in PredictionsDescription._fields[:4]

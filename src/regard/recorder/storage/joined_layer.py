@@ -149,11 +149,6 @@ class JoinedLayer(Layer):
                 )
         return size
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape (B, H, T, S) of its map."""
-        return self._shape
-
     def head_map(self, head: int) -> LayerMap:
         """Return the map (B, T, S) of one head; if one rank has all of it, from that rank's file alone."""
         for part, placement in self.parts:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import loader as map_loader
-from regard.recorder.layer import LayerId, LayerMap
+from regard.recorder.layer import LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, ShardId
 from regard.recorder.result import Capture
 from regard.recorder.storage.capture_folder import (
@@ -27,7 +27,6 @@ from regard.recorder.storage.capture_folder import (
     SHARDS_FORMAT,
     CaptureDescription,
     LayerDescription,
-    LayerFile,
     PredictionsDescription,
     StoredLayer,
 )
@@ -162,7 +161,7 @@ def _check_placement(placement: Placement, shape: Sequence[int], heads: Sequence
 
 def _layer(described: LayerDescription, path: Path, shard: ShardId | None) -> StoredLayer:
     """A layer from its description."""
-    number, name, stack, shape, heads, file, checksum, evidence, placement = described
+    _, _, _, shape, heads, file, checksum, _, placement = described
     # A name, never a path: nothing outside the folder is opened, whatever capture.json says.
     if not LAYER_FILE.fullmatch(file) or file.startswith(".") or os.path.islink(path / file):
         raise ValueError(f"file: expected the name of a layer's file in the folder, got {shorten(file)}")
@@ -179,8 +178,7 @@ def _layer(described: LayerDescription, path: Path, shard: ShardId | None) -> St
         raise ValueError(f"checksum: expected a number from 0 to {(1 << 32) - 1}, got {checksum}")
     if placement is not None:
         _check_placement(placement, shape, heads)
-    stored = LayerFile(path / file, checksum, shard)
-    return StoredLayer(LayerId(number, name, stack), shape, evidence, heads, placement, stored)
+    return StoredLayer(described, path, shard)
 
 
 def _check_size(shape: Sequence[int], file: str, size: int) -> None:
