@@ -33,7 +33,7 @@ from regard.recorder.sources.compilation import compiled_methods, original_model
 from regard.recorder.sources.listener import check_recognised
 from regard.recorder.sources.structure_of_models.structure import unchanged
 from regard.recorder.sources.structure_of_models.token_mixers import CONVOLUTIONS, TokenMixers
-from regard.recorder.storage.stores import store_for
+from regard.recorder.storage.store_choice import store_for
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.recorder.tokens_of_maps.token_probe import probe_tokens
 from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, token_id

@@ -37,8 +37,7 @@ from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
-from regard.recorder.storage.store_base import Store
-from regard.recorder.storage.stores import MemoryStore
+from regard.recorder.storage.stores import Store
 from regard.recorder.tokens_of_maps.token_axes import place, why_unplaced
 from regard.recorder.tokens_of_maps.token_rows import add_tokens, join_token_rows
 from regard.recorder.waiting_call import JudgedCall, WaitingCalls
@@ -104,7 +103,7 @@ class Recording(CallReceiver):
         self.overviews, self.keeps_arguments = overviews, verify
         self.probed: Mapping[str, str | None] = {}
         """By layer name: why its axes are not the tokens, or None, where tokens were changed to see it."""
-        self.store: Store = MemoryStore() if store is None else store
+        self.store = Store() if store is None else store
         self.decode, self.stream, self.picture_reader = decode, stream, picture_reader
         self.seen = Capture(
             model=model,

@@ -36,7 +36,7 @@ from regard.recorder.storage.picture_files import (
     describe_pictures,
     write_pictures,
 )
-from regard.recorder.storage.store_base import Store
+from regard.recorder.storage.stores import Store
 from regard.support.file_lock import FileLock
 from regard.support.files import (
     CaptureFileError,
@@ -95,8 +95,8 @@ class LayerDescription(NamedTuple):
 class StoredLayer(Layer):
     """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
 
-    `shape` and `evidence` are `described`, so that neither needs the file. The file is in the folder `path`, and
-    says which `shard` it belongs to; `folder` is what has written it.
+    `shape` and `evidence` are `described`, so that neither needs the file. The file is in the folder `path`
+    and says which `shard` it belongs to; `folder` is what has written it.
     """
 
     def __init__(
@@ -140,7 +140,10 @@ class Folder(Store):
     says who writes. `shard` says which part of a capture it gets, if several processes make the capture.
     """
 
+    can_wait = False
+
     def __init__(self, path: str | os.PathLike[str], shard: ShardId | None = None) -> None:
+        super().__init__()
         self.path, self.shard = Path(path), shard
         make_folder("path", self.path, "a folder for the capture")
         if (self.path / SHARDS).exists():
