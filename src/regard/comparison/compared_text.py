@@ -1,11 +1,13 @@
-"""One text of a capture, as it is compared with another one."""
+"""One text of a capture, as it is compared with another one, and which tokens two texts share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.comparison.aligned_maps import select_positions
@@ -55,3 +57,25 @@ class ComparedText:
             if ids is not None and tokens is not None:
                 known.update(zip(ids[self.batch].tolist(), tokens[self.batch], strict=True))
         return known
+
+
+class Alignment(NamedTuple):
+    """The positions of the tokens that two sequences share, in order: those in a, and those in b."""
+
+    a: Tensor  # (n,)
+    b: Tensor  # (n,)
+
+
+def align(a: Sequence[int], b: Sequence[int]) -> Alignment:
+    """Align two sequences: by the longest run that both have, then by what lies on either side of it.
+
+    >>> align([1, 2, 3, 9], [1, 3, 4, 9])
+    Alignment(a=tensor([0, 2, 3]), b=tensor([0, 1, 3]))
+    """
+    # autojunk would leave out frequent tokens, such as a comma.
+    blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
+    first, second = (
+        torch.tensor([start + i for start, n in runs for i in range(n)], dtype=torch.long, device="cpu")
+        for runs in ([(x.a, x.size) for x in blocks], [(x.b, x.size) for x in blocks])
+    )
+    return Alignment(first, second)

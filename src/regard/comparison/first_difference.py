@@ -20,8 +20,7 @@ from regard.spans.text_maps import text_positions
 from regard.support.cell_output import PrintedOutput
 
 if TYPE_CHECKING:
-    from regard.comparison.alignment import Alignment
-    from regard.comparison.compared_text import ComparedText
+    from regard.comparison.compared_text import Alignment, ComparedText
     from regard.recorder.layer import Layer
 
 # How far tensors of equal runs may be apart, relative to their norm: the error of a projection and of the

@@ -137,12 +137,18 @@ class Folder(Store):
     """A folder that layers are written to one by one.
 
     From the first layer that is put until `release` no other capture can be written to it: an `InUseError`
-    says who writes. `shard` says which part of a capture it gets, if several processes make the capture.
+    says who writes. `shard` says which part of a capture it gets, if several processes make the capture;
+    further `places` are kept from others, too.
     """
 
     can_wait = False
 
-    def __init__(self, path: str | os.PathLike[str], shard: ShardId | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        shard: ShardId | None = None,
+        places: Sequence[Path] = (),
+    ) -> None:
         super().__init__()
         self.path, self.shard = Path(path), shard
         make_folder("path", self.path, "a folder for the capture")
@@ -152,7 +158,7 @@ class Folder(Store):
                 "of several: choose another folder"
             )
         check_folder_writable("path", self.path)
-        self._lock: FileLock | None = None
+        self._places, self._locks = [self.path, *places], list[FileLock]()
         # Another capture that writes here is refused now, before the model runs.
         self._own()
         self.release()  # until the first layer comes, which may be never
@@ -173,14 +179,13 @@ class Folder(Store):
 
     def release(self) -> None:
         """Let other captures be written to the folder."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        while self._locks:
+            self._locks.pop().release()
 
     def _own(self) -> None:
         """Keep other captures from being written to the folder."""
-        if self._lock is None:
-            self._lock = FileLock(self.path / LOCK, "path", self.path)
+        for place in self._places[len(self._locks) :]:
+            self._locks.append(FileLock(place / LOCK, "path", place))
 
     def _put(self, layer: Layer, instead_of: Layer | None) -> Layer:
         # Written to a file, from which the layer that is returned reads.
