@@ -239,7 +239,7 @@ def importance(
 
 
 class MetricRuns:
-    """Runs a model over texts, plain or edited, and counts the forward passes; made of `effect`'s arguments."""
+    """Runs a model over texts, plain or edited, and counts the forward passes, by options of `effect`."""
 
     def __init__(
         self,

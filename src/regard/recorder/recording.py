@@ -20,8 +20,8 @@ from regard.recorder.certificates.certificate import ShardEvidence
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.generation.strips import (
-    HeardCall,
     Strip,
+    StripCall,
     StripMasks,
     StripStep,
     batch_order,
@@ -118,7 +118,7 @@ class Recording(CallReceiver):
         self._mask_copies = MaskCopies()
         self._strips: dict[Slot, Strip] = {}
         # What this forward pass adds to its layers.
-        self._additions: list[tuple[Strip, StripStep, HeardCall]] = []
+        self._additions: list[tuple[Strip, StripStep, StripCall]] = []
         self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
         self._prompt: int | None = None  # of the generation to which this forward pass belongs
         self._guesses: Any = None  # the cache of a model that was given several tokens after others
@@ -247,7 +247,7 @@ class Recording(CallReceiver):
             evidence = dataclasses.replace(evidence, problem=evidence.problem or EARLIER_STATE)
         heads = call.numbers(indices)
         layer = Layer(*layer_id, selected, evidence, heads, values, summary, placement)
-        heard = HeardCall(slot, layer, ended)
+        heard = StripCall(slot, layer, ended)
         if strip is None or step is None:
             if strip is not None:
                 self._finish_pass()
@@ -266,7 +266,7 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers from 0 to {total - 1}, got {list(self.heads)}")
         return call.local_heads(self.heads)
 
-    def _start_strip(self, call: HeardCall) -> None:
+    def _start_strip(self, call: StripCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
         stored = self.store.put(call.layer)
         self.seen.layers.append(stored)

@@ -77,13 +77,10 @@ class LayerRecord:
         tensors = {name: torch.cat([x.tensors[name] for x in self.steps], 1)[None] for name in names}
         values = tensors.pop(VALUES, None)
         evidence = [x.evidence for x in self.steps if x.evidence is not None]
-        m = AttentionMap(
-            **tensors,
-            mask=settings.mask,
-            scale=settings.scale,
-            softcap=settings.softcap,
-            sinks=None if settings.sinks is None else settings.sinks.to("cpu", copy=True),
-        )
+        scoring = settings.scoring
+        if settings.sinks is not None:
+            scoring["sinks"] = settings.sinks.to("cpu", copy=True)
+        m = AttentionMap(**tensors, **scoring)
         return Layer(
             *layer.layer_id,
             m,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.maps import WeightedMap
-from regard.recorder.contributions.output_projection import LinearWeights
+from regard.recorder.contributions.output_projection import LinearWeights, recorded_values
 from regard.recorder.contributions.residual_stream import (
     ResidualStream,
     StreamPass,
@@ -98,14 +98,12 @@ class Attribution:
         if layer not in self._gradients:
             raise KeyError(f"layer: expected one of {self.layers}, got {layer!r}")
         captured, at = self._layer(layer), self._gradients[layer]
-        if head not in captured.heads:
-            raise KeyError(f"head: expected one of those captured {list(captured.heads)}, got {head!r}")
+        head_map = captured.head_map(head)
         if len(at.rows) != 1:
             raise ValueError(f"edges: expected a logit that depends on one position, got {len(at.rows)}")
-        values, index = captured.values, captured.heads.index(head)
-        if values is None:
-            raise ValueError(f"layer {layer}: its values were not stored: capture with contributions=True")
-        m = captured.softmax_map("attribution by edge")[self.batch, index]  # (T, S)
+        values = recorded_values(captured)
+        m = head_map[self.batch]  # (T, S)
+        index = captured.heads.index(head)
         value = values[self.batch, index * values.shape[1] // len(captured.heads)]  # (S, E)
         direction = at.gradient[head].to(value.device)  # (E,)
         if at.gated_output is not None:

@@ -63,7 +63,7 @@ def _matched(
     return step if match is not None and bool(match.any(1).all()) else None
 
 
-class HeardCall(NamedTuple):
+class StripCall(NamedTuple):
     """An attention call that has been compared, as a layer by itself: it starts a strip, or continues one."""
 
     slot: Slot
@@ -173,7 +173,7 @@ class Strip:
         olds, news = zip(*pairs, strict=True)
         return _matched(kind, olds, news)
 
-    def extend(self, step: StripStep, call: HeardCall, order: Tensor | None, mask: Mask) -> None:
+    def extend(self, step: StripStep, call: StripCall, order: Tensor | None, mask: Mask) -> None:
         """Append a call; of its old keys nothing is kept.
 
         `order` says for each batch entry which old sequence it continues; None means its own. `mask` is the
@@ -234,7 +234,7 @@ class StripMasks:
         """Forget the masks of a forward pass."""
         self._masks.clear()
 
-    def join(self, strip: Strip, step: StripStep, call: HeardCall, order: Tensor | None) -> Mask:
+    def join(self, strip: Strip, step: StripStep, call: StripCall, order: Tensor | None) -> Mask:
         """Return the mask of a strip with a call; layers that share their masks share the result."""
         if strip.layer.is_linear:
             return strip.mask  # causal, whatever is added
