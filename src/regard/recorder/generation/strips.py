@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
 from regard.recorder.certificates.certificate import join_evidence, sampled_rows
-from regard.recorder.generation.mask_join import CallSizes, join_masks
+from regard.recorder.generation.mask_join import CallSizes, Segment, join_masks
 from regard.recorder.layer import VALUES, Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
 from regard.recorder.receiver import Slot
@@ -242,7 +242,8 @@ class StripMasks:
         B, H, *_ = m.matrix
         key = (id(strip.mask), id(m.mask), step.kind, before, call.sizes, m.device)
         if key not in self._masks:
-            mask = join_masks(strip.mask, before, m.mask, call.sizes, step.kind, order, B, H, m.device)
+            masks = Segment(strip.mask, before), Segment(m.mask, call.sizes)
+            mask = join_masks(*masks, step.kind, order, B, H, m.device)
             # The two masks are stored to keep them alive, so that no id is used twice.
             self._masks[key] = (mask, strip.mask, m.mask)
         return self._masks[key][0]
