@@ -70,9 +70,7 @@ class InterventionBlock:
         if self.intervention is not None:
             raise RuntimeError("this intervention is open already: write regard.intervene(…) for each block")
         self.intervention = Intervention(self.edits)
-        with ExitStack() as undo:
-            undo.enter_context(observed(self.model, self.intervention))
-            self._undo = undo.pop_all()
+        self._undo.enter_context(observed(self.model, self.intervention))
         return self.intervention
 
     def __exit__(

@@ -90,7 +90,7 @@ class Strip:
 
     def __init__(self, layer: Layer, m: LayerMap, state: Tensor | None = None) -> None:
         self.layer, self.state = layer, state
-        self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings.of(m)
+        self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings(m)
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
         # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample if none are kept.
@@ -122,7 +122,7 @@ class Strip:
             return _matched("after", (self.state.to(state),), (state,))
         if self.layer.shape[:2] != (B, H) or m.k.shape[1] != self.probes.shape[1]:
             return None
-        if self.scores != ScoreSettings.of(m):
+        if self.scores != ScoreSettings(m):
             return None
         cached = S - T  # old keys that this call still has, the last ones
         # As many queries as keys on the same keys are the same text once more, not a continuation of it.

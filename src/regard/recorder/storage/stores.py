@@ -75,28 +75,19 @@ class Store:
         self._unchecked = (free or 0) // 16
         to_come = layer.nbytes * (self._expected - self._stored)  # this one is in memory already
         if free is not None and to_come > free:
-            summary = summary_size(*layer.shape)
-            raise TooLargeError(too_large_message(layer.nbytes, self._expected, free, device, summary))
+            size, count, summary = layer.nbytes, self._expected, summary_size(*layer.shape)
+            raise TooLargeError(
+                f"this capture would take {format_bytes(size * count)} ({count} layers of "
+                f"{format_bytes(size)}), and {format_bytes(free)} are free on {device}. To make it smaller: "
+                f"layers=[0] ({format_bytes(size)} a layer); heads=[0, 1]; dtype=torch.bfloat16; "
+                "folder=…, to write each layer there when it has run; "
+                f'budget="{format_bytes(free // 2).replace(" ", "")}", to write the rest to disk; '
+                f'store="statistics" ({format_bytes(summary * count)}). regard.capture_size(model, tokens) '
+                "computes this in advance."
+            )
 
     def finish(self, seen: Capture) -> None:
         """Complete the capture: `seen` holds the layers that `put` returned."""
 
     def release(self) -> None:
         """Let go of what the store holds while it is written to, whether or not the capture is complete."""
-
-
-def too_large_message(layer: int, count: int, free: int, device: torch.device, summary: int) -> str:
-    """Say why a capture does not fit and which options make it smaller.
-
-    `layer` and `summary` are the bytes of one layer and of its summary, `count` the number of layers, and
-    `free` the free bytes on `device`.
-    """
-    return (
-        f"this capture would take {format_bytes(layer * count)} ({count} layers of {format_bytes(layer)}), "
-        f"and {format_bytes(free)} are free on {device}. To make it smaller: layers=[0] "
-        f"({format_bytes(layer)} a layer); heads=[0, 1]; dtype=torch.bfloat16; "
-        "folder=…, to write each layer there when it has run; "
-        f'budget="{format_bytes(free // 2).replace(" ", "")}", to write the rest to disk; '
-        f'store="statistics" ({format_bytes(summary * count)}). regard.capture_size(model, tokens) computes '
-        "this in advance."
-    )
