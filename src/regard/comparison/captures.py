@@ -1,7 +1,7 @@
 """`compare`: two captures side by side, of two prompts or of two models that read one text.
 
 Tokens are aligned by their ids, layers and heads by their numbers in the model. What cannot be compared is
-refused in a sentence. How far two rows are apart is computed in `aligned_maps`.
+refused in a sentence. How far two rows are apart is computed in `compared_text`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.comparison.aligned_maps import select_positions, total_variation
-from regard.comparison.compared_text import Alignment, ComparedText, align
+from regard.comparison.compared_text import (
+    Alignment,
+    ComparedText,
+    align,
+    select_positions,
+    total_variation,
+)
 from regard.comparison.first_difference import Parting, find_parting
 from regard.maps import AttentionMap
 from regard.spans.text_maps import choose_text

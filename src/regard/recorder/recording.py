@@ -38,8 +38,8 @@ from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
 from regard.recorder.storage.stores import Store
+from regard.recorder.tokens_of_maps.text_layout import add_tokens, join_token_rows
 from regard.recorder.tokens_of_maps.token_axes import place, why_unplaced
-from regard.recorder.tokens_of_maps.token_rows import add_tokens, join_token_rows
 from regard.recorder.waiting_call import JudgedCall, WaitingCalls
 from regard.support.plain_data import read_plain
 from regard.support.torch_internals import DisableTorchFunction, current_graph_task
