@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,7 +74,9 @@ class LayerRecord:
         """Return the layer with its map, whose rows are the last ones if it has a cached prefix."""
         layer, settings = self.watched, self.watched.settings
         names = self.steps[0].tensors
-        tensors = {name: torch.cat([x.tensors[name] for x in self.steps], 1)[None] for name in names}
+        tensors: dict[str, Any] = {
+            name: torch.cat([x.tensors[name] for x in self.steps], 1)[None] for name in names
+        }
         values = tensors.pop(VALUES, None)
         evidence = [x.evidence for x in self.steps if x.evidence is not None]
         scoring = settings.scoring

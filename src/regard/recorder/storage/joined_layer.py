@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,7 +181,9 @@ class JoinedLayer(Layer):
         tensors = [x.tensors() for x in data]
         if len({"sinks" in x for x in tensors}) > 1:
             raise ValueError("expected sink logits on all ranks or on none")
-        joined = {name: self._join_tensors(name, [x[name] for x in tensors]) for name in tensors[0]}
+        joined: dict[str, Any] = {
+            name: self._join_tensors(name, [x[name] for x in tensors]) for name in tensors[0]
+        }
         values = joined.pop(VALUES, None)
         if not maps:
             return LayerData(values=values, summary=LayerSummary(**joined))
@@ -204,9 +207,9 @@ class JoinedLayer(Layer):
             slots = [i for i, head in enumerate(self._slots) if head in placement.kv_heads]
             local = [placement.kv_heads.index(self._slots[i]) for i in slots]
             pieces.append((x[:, local], slots, placement.keys))
-        heads = self._slots if name in ("k", VALUES) else self.heads
+        count = len(self._slots if name in ("k", VALUES) else self.heads)
         lengths = {"q": self.shape[2], "lse": self.shape[2], "k": self.shape[3], VALUES: self.shape[3]}
-        return _put_together(pieces, (len(tensors[0]), len(heads), lengths.get(name, tensors[0].shape[2])))
+        return _put_together(pieces, (len(tensors[0]), count, lengths.get(name, tensors[0].shape[2])))
 
     def _join_masks(self, masks: Sequence[Mask]) -> Mask:
         listed = [head for part, _ in self.parts for head in part.heads]
