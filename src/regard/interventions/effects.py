@@ -315,7 +315,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _layers(heads: ModelHeads, edits: Sequence[Edit]) -> set[int | str]:
-    """Return the keys of the layers that some edits change."""
     return {layer for edit in edits for layer, _ in heads.pairs(edit.selection)}
 
 

@@ -90,7 +90,7 @@ class LayerSettings(NamedTuple):
     window: int | None
     scale: float
     softcap: float | None
-    has_sinks: bool
+    sinks: bool
     """Whether the layer has sink logits."""
     kv_heads: int
     width: int
@@ -113,7 +113,7 @@ class LayerSettings(NamedTuple):
             window=m.mask.window_size(),
             scale=m.scale,
             softcap=m.softcap,
-            has_sinks=m.sinks is not None,
+            sinks=m.sinks is not None,
             kv_heads=m.k.shape[1],
             width=m.k.shape[-1],
             value_width=None if values is None else values.shape[-1],

@@ -168,7 +168,6 @@ class Recording(CallReceiver):
                 strip.layer.evidence = dataclasses.replace(strip.layer.evidence, **new)
 
     def _begin(self, tokens: PassTokens | None = None) -> None:
-        """Begin a forward pass of the model that reads `tokens`."""
         super()._begin(tokens)
         self._prompt = self.prompt
         self._note_edits()

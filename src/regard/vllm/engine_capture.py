@@ -248,7 +248,6 @@ class EngineCapture:
             self._records.clear()
 
     def _record_step(self, name: str, step: EngineStep, query: Tensor, cache: Tensor, output: Tensor) -> None:
-        """Record what a layer computed in a step."""
         if not step.is_causal:
             raise UnsupportedLayerError(f"{name}: its queries see later keys, which is not supported yet")
         # The layers of a step run in order, and its tokens are the same for all.
@@ -298,7 +297,6 @@ class EngineCapture:
         last.read(str(layer.layer_id.key), layer.heads, weights, visible, prompt, evidence)
 
     def _read_tokens(self, record: RequestRecord, request_id: str, first: int, rows: slice) -> None:
-        """Note the tokens that a step reads."""
         request, ids = self.runner.requests[request_id], self.runner.input_ids.gpu[rows].tolist()
         record.prompt_length = request.num_prompt_tokens
         if request.prompt_token_ids is None:  # it was given as embeddings
@@ -307,7 +305,6 @@ class EngineCapture:
             record.read_tokens(first, ids, request.prompt_token_ids)
 
     def _record_rows(self, layer: WatchedLayer, record: RequestRecord, rows: RequestRows) -> None:
-        """Record rows of a request."""
         visible, call = self._read_call(layer, rows)
         first = rows.first
         m = call.attention_map()

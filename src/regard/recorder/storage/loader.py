@@ -160,7 +160,6 @@ def _check_placement(placement: Placement, shape: Sequence[int], heads: Sequence
 
 
 def _layer(described: LayerDescription, path: Path, shard: ShardId | None) -> StoredLayer:
-    """A layer from its description."""
     _, _, _, shape, heads, file, checksum, _, placement = described
     # A name, never a path: nothing outside the folder is opened, whatever capture.json says.
     if not LAYER_FILE.fullmatch(file) or file.startswith(".") or os.path.islink(path / file):
