@@ -72,8 +72,10 @@ class StripCall(NamedTuple):
 
     @property
     def map(self) -> LayerMap:
-        """The map of the call, which is in memory."""
-        return self.layer.map
+        """The map of the call, which is in memory, also if other ranks have other rows of it."""
+        m = self.layer.data().map
+        assert m is not None
+        return m
 
     @property
     def sizes(self) -> CallSizes:
