@@ -62,12 +62,8 @@ class ActivationPatch(Edit):
     what: Literal["output", "pattern"]
 
     @property
-    def changes_weights(self) -> bool:  # type: ignore[override]
-        return self.what == "pattern"
-
-    @property
-    def rank(self) -> int:
-        return 0 if self.changes_weights else super().rank
+    def rank(self) -> int:  # type: ignore[override]
+        return 0 if self.what == "pattern" else 2
 
     def new_output(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor:
         numbers = call.numbers(heads)

@@ -79,7 +79,7 @@ class EdgeBlock(Edit):
 
     edges: Mask | tuple[PositionSet, PositionSet]
 
-    changes_weights = True
+    rank = 1
 
     def with_weights(
         self, call: AttentionCall, heads: list[int], place: CallPlace, rows: Tensor | None

@@ -114,13 +114,8 @@ class Edit(PrintedOutput):
     selection: HeadSelection
     positions: PositionSet | None = field(default=None, kw_only=True)
 
-    changes_weights = False
-    """Whether it changes the weights of a head, and through them its output."""
-
-    @property
-    def rank(self) -> int:
-        """Where it comes among edits of one head: whole patterns, edges of them, outputs."""
-        return 1 if self.changes_weights else 2
+    rank = 2
+    """Where it comes among edits of one head: 0 for whole patterns, 1 for edges of them, 2 for outputs."""
 
     def resolved(self, model: nn.Module) -> Self:
         """Return the edit with its label, if it has one, replaced by the heads of a model."""
@@ -135,7 +130,7 @@ class Edit(PrintedOutput):
             rows = self.positions.flags(place.T, device)[place.first_row : place.first_row + T]
             if not bool(rows.any()):
                 return call
-        if self.changes_weights:
+        if self.rank < 2:
             return self.with_weights(call, heads, place, rows)
         new = self.new_output(call, heads, place)
         return call if new is None else replace_output(call, heads, new, rows)
@@ -147,7 +142,7 @@ class Edit(PrintedOutput):
     def with_weights(
         self, call: AttentionCall, heads: list[int], place: CallPlace, rows: Tensor | None
     ) -> AttentionCall:
-        """Return a call with other weights of some heads at some rows, if it `changes_weights`."""
+        """Return a call with other weights of some heads at some rows, and with the output that they give."""
         raise NotImplementedError
 
 

@@ -137,7 +137,7 @@ class RandomEdgeBlock(Edit):
     masses: list[tuple[float, float]] = field(default_factory=list, compare=False)
     """For each call: the mean mass on the edges of `block`, and on those that were cut instead."""
 
-    changes_weights = True
+    rank = 1
 
     def with_weights(
         self, call: AttentionCall, heads: list[int], place: CallPlace, rows: Tensor | None
