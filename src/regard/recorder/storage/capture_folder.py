@@ -91,21 +91,27 @@ class LayerDescription(NamedTuple):
     evidence: Evidence
     placement: Placement | None = None
 
+    @classmethod
+    def of(cls, layer: Layer, file: str, checksum: int) -> LayerDescription:
+        """Describe a layer as it is now, whose tensors are in a file."""
+        about = (layer.shape, layer.heads, file, checksum, layer.evidence, layer.placement)
+        return cls(*layer.layer_id, *about)
+
 
 class StoredLayer(Layer):
     """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
 
-    `shape` and `evidence` are `described`, so that neither needs the file. The file is in the folder `path`
+    `shape` and `evidence` are as `described`, so that neither needs the file, which is in the folder `path`
     and says which `shard` it belongs to; `folder` is what has written it.
     """
 
     def __init__(
         self, described: LayerDescription, path: Path, shard: ShardId | None, folder: Folder | None = None
     ) -> None:
-        number, name, stack, shape, heads, file, _, evidence, placement = described
+        number, name, stack, shape, heads, file, checksum, evidence, placement = described
         super().__init__(number, name, stack, None, evidence, heads, placement=placement)
-        self._shape, self.described = shape, described
-        self.file, self.shard = path / file, shard
+        self._shape = shape
+        self.file, self.checksum, self.shard = path / file, checksum, shard
         self.folder = folder  # that wrote it: a temporary one is deleted with the last of its layers
         self._is_checked = False
 
@@ -118,10 +124,9 @@ class StoredLayer(Layer):
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
                 f"got {data.matrix}"
             )
-        expected = self.described.checksum
-        if not self._is_checked and (found := layer_file.checksum(self.file)) != expected:
+        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.checksum:
             raise CaptureFileError(
-                f"{self.file} is damaged: expected a file with the checksum {expected:08x}, as "
+                f"{self.file} is damaged: expected a file with the checksum {self.checksum:08x}, as "
                 f"{INDEX} says, got {found:08x}"
             )
         self._is_checked = True
@@ -199,15 +204,7 @@ class Folder(Store):
         layer_file.write(layer.data(), file, shard_label(layer, self.shard))
         if isinstance(instead_of, StoredLayer) and instead_of.folder is self:
             instead_of.file.unlink(missing_ok=True)
-        described = LayerDescription(
-            *layer.layer_id,
-            layer.shape,
-            layer.heads,
-            file.name,
-            layer_file.checksum(file),
-            layer.evidence,
-            layer.placement,
-        )
+        described = LayerDescription.of(layer, file.name, layer_file.checksum(file))
         return StoredLayer(described, self.path, self.shard, self)
 
     def finish(self, seen: Capture) -> None:
@@ -282,7 +279,7 @@ def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str
     """
     described = {x.name: getattr(seen, x.name) for x in dataclasses.fields(CaptureDescription)}
     described |= {name: x.long().tolist() for name, x in described.items() if isinstance(x, Tensor)}
-    described["layers"] = [layer.described._replace(evidence=layer.evidence) for layer in stored]
+    described["layers"] = [LayerDescription.of(x, x.file.name, x.checksum) for x in stored]
     if (predictions := seen.predictions) is not None:
         lists = {
             name: getattr(predictions, name).flatten().tolist() for name in PredictionsDescription._fields[:4]
