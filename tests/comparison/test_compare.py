@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.comparison.alignment import align
+from regard.comparison.compared_text import align
 from regard.recorder import Capture
 from tests.captures import layer_of
 from tests.recorder.text_models import TEXTS, made, words

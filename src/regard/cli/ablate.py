@@ -21,9 +21,9 @@ from regard.heads.tables.table_text import check_label
 from regard.interventions import Edit, Effect, effect, intervene, mean_outputs
 from regard.interventions import ablate as edit_heads
 from regard.interventions.ablation import Replacement
-from regard.interventions.effects import find_heads
 from regard.interventions.metrics import next_token_logits
-from regard.interventions.random_edits import draw_edits
+from regard.interventions.random_edits import ModelHeads, draw_edits
+from regard.recorder.context import capture
 from regard.recorder.model_inputs import model_inputs
 from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 from regard.support.characters import escape
@@ -121,7 +121,8 @@ class NextToken(NamedTuple):
 def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -> list[NextToken]:
     """The likeliest tokens after a text before the edit, and those that are among them after it."""
     before, after = _probabilities(model.module, ids), _probabilities(model.module, ids, edit)
-    heads = find_heads(model.module, model_inputs(model.module, {"input_ids": ids[None]}))
+    seen = capture(model.module, inputs=model_inputs(model.module, {"input_ids": ids[None]}))
+    heads = ModelHeads.of(seen.layers)
     random = [_probabilities(model.module, ids, *edits) for edits in draw_edits([edit], heads, draws, seed)]
     # With as many heads as the layer has there are no others to draw, and the column stays empty.
     by_chance = torch.stack(random).mean(0) if random else torch.full_like(before, torch.nan)

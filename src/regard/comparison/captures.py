@@ -1,7 +1,7 @@
 """`compare`: two captures side by side, of two prompts or of two models that read one text.
 
 Tokens are aligned by their ids, layers and heads by their numbers in the model. What cannot be compared is
-refused in a sentence. How far two rows are apart is computed in `aligned_maps`.
+refused in a sentence. How far two rows are apart is computed in `compared_text`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.comparison.aligned_maps import select_positions, total_variation
-from regard.comparison.alignment import Alignment, align
-from regard.comparison.compared_text import ComparedText
+from regard.comparison.compared_text import (
+    Alignment,
+    ComparedText,
+    align,
+    select_positions,
+    total_variation,
+)
 from regard.comparison.first_difference import Parting, find_parting
 from regard.maps import AttentionMap
 from regard.spans.text_maps import choose_text
@@ -259,8 +263,7 @@ def _align(
         # Under a cache, the first tokens may have keys and no queries.
         first = [0, 0] if side or stack == "cross" else [S - T for T, S in shapes]
         lengths = [shape[side] + skipped for shape, skipped in zip(shapes, first, strict=True)]
-        known = [ids is not None and len(ids) == n for ids, n in zip((ids_a, ids_b), lengths, strict=True)]
-        if not all(known):
+        if ids_a is None or ids_b is None or [len(ids_a), len(ids_b)] != lengths:
             if shapes[0][side] != shapes[1][side]:
                 raise ValueError(
                     f"seen_b: expected as many {name} as the other capture, since the tokens are not known, "
@@ -269,8 +272,6 @@ def _align(
             same = torch.arange(shapes[0][side], device="cpu")
             aligned.append(Alignment(same, same))
             continue
-        assert ids_a is not None
-        assert ids_b is not None
         alignment = align(ids_a, ids_b)
         inside = (alignment.a >= first[0]) & (alignment.b >= first[1])
         alignment = Alignment(alignment.a[inside] - first[0], alignment.b[inside] - first[1])

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap
+from regard.recorder.map_preparation import select_heads
 from regard.spans.text_maps import text_positions
 from regard.support.cell_output import PrintedOutput
 
 if TYPE_CHECKING:
-    from regard.comparison.alignment import Alignment
-    from regard.comparison.compared_text import ComparedText
+    from regard.comparison.compared_text import Alignment, ComparedText
     from regard.recorder.layer import Layer
 
 # How far tensors of equal runs may be apart, relative to their norm: the error of a projection and of the
@@ -138,7 +138,7 @@ def find_parting(
         layers = a.seen.layer(key), b.seen.layer(key)
         rows, columns = alignments[layers[0].stack]
         sides = [
-            ComparedInputs.of(text, layer, rows[side], columns[side], layers[1 - side].heads)
+            ComparedInputs(text, layer, rows[side], columns[side], layers[1 - side].heads)
             for side, (text, layer) in enumerate(zip((a, b), layers, strict=True))
         ]
         dtypes = (str(sides[0].dtype).removeprefix("torch."), str(sides[1].dtype).removeprefix("torch."))
@@ -164,42 +164,34 @@ def _order(layer: Layer) -> tuple[bool, int, bool]:
     return layer.stack in ("decoder", "cross"), layer.number, layer.stack == "cross"
 
 
-@dataclass(frozen=True)
 class ComparedInputs:
-    """What one layer's attention was given, at the shared tokens of one text, by shared query heads."""
+    """What one layer's attention was given, at the shared tokens of one text, by the heads that are shared.
 
-    q: Tensor  # (H, T, D)
-    k: Tensor  # (H, S, D)
-    values: Tensor | None  # (H, S, E)
-    map: AttentionMap
-    heads: Tensor  # which heads of the map are shared
-    padding: Tensor | None  # how many keys of the padding each query sees, (H, T); None: there is none
-    tolerance_used: float  # of the certificate; above 1, the output is not that of these inputs
-    own_rounding: float  # how much of the tolerance eager code may use in this dtype; 1 in float32
-    dtype: torch.dtype
+    `others` are the heads of the other capture.
+    """
 
-    @staticmethod
-    def of(
-        text: ComparedText, layer: Layer, rows: Tensor, columns: Tensor, others: tuple[int, ...]
-    ) -> ComparedInputs:
-        """Read a layer; `others` are the heads of the other capture."""
-        m = text.map(layer, (rows, columns))
-        heads = torch.tensor([i for i, head in enumerate(layer.heads) if head in others], device=m.device)
-        H = m.matrix[1]
+    def __init__(
+        self, text: ComparedText, layer: Layer, rows: Tensor, columns: Tensor, others: tuple[int, ...]
+    ) -> None:
+        shared = [i for i, head in enumerate(layer.heads) if head in others]
+        m, _, kv_heads = select_heads(text.map(layer, (rows, columns)), shared)
+        assert isinstance(m, AttentionMap)
+        self.map, self.dtype = m, m.q.dtype
+        self.q, self.k = m.q[0], _by_query_head(m.k[0], len(shared))  # (H, T, D) and (H, S, D)
         queries, keys = text_positions(text.seen, layer).extents(text.batch, *layer.shape[2:])
-        values = layer.values
-        if values is not None:
-            values = values[text.batch, :, keys].to(m.device)
-            values = _by_query_head(values[:, columns.to(m.device)], H)[heads]
+        self.values: Tensor | None = None  # (H, S, E)
+        if layer.values is not None:
+            values = layer.values[text.batch, :, keys].to(m.device)
+            self.values = _by_query_head(values[kv_heads][:, columns.to(m.device)], len(shared))
         padding = _visible_padding(text, layer, queries, keys)
-        if padding is not None:
-            padding = padding[:, rows.to(padding.device)][heads.to(padding.device)]
+        # How many keys of the padding each query sees, (H, T); None: there is none.
+        self.padding = None if padding is None else padding[:, rows.to(padding.device)][shared]
         evidence = layer.evidence
         used = 0.0 if evidence.certified else max(evidence.tolerance_used, 2.0)
-        used = math.inf if evidence.problem is not None else used
-        q, k = m.q[0][heads], _by_query_head(m.k[0], H)[heads]
-        own = _eager_rounding(m.q.dtype, evidence.scores)
-        return ComparedInputs(q, k, values, m, heads, padding, used, own, m.q.dtype)
+        # Of the certificate; above 1, the output is not that of these inputs.
+        self.tolerance_used = math.inf if evidence.problem is not None else used
+        # How much of the tolerance eager code may use in this dtype; 1 in float32.
+        self.own_rounding = _eager_rounding(self.dtype, evidence.scores)
 
 
 def _visible_padding(text: ComparedText, layer: Layer, queries: slice, keys: slice) -> Tensor | None:
@@ -289,13 +281,13 @@ def _setting(a: float | None, b: float | None) -> float:
 def _sinks(a: ComparedInputs, b: ComparedInputs) -> float:
     if a.map.sinks is None or b.map.sinks is None:
         return 0.0 if a.map.sinks is b.map.sinks else math.inf
-    return _relative(a.map.sinks[a.heads], b.map.sinks[b.heads])
+    return _relative(a.map.sinks, b.map.sinks)
 
 
 def _compare_masks(a: ComparedInputs, b: ComparedInputs) -> tuple[float, float]:
     """Return the share of entries that only one of two masks hides, and how far their biases are apart."""
-    _, _, T, S = a.map.matrix
-    height = max(1, TILE_NUMBERS // max(1, S * len(a.heads)))
+    _, H, T, S = a.map.matrix
+    height = max(1, TILE_NUMBERS // max(1, S * H))
     different = total = 0
     off = size = 0.0
     for start in range(0, T, height):
@@ -322,8 +314,7 @@ def _mask_rows(side: ComparedInputs, rows: range) -> tuple[Tensor, Tensor]:
     """Return what some queries see and the numbers added there, both (H, rows, S)."""
     m = side.map
     _, H, _, S = shape = m.matrix
-    visible = m.mask.tile(rows, range(S), shape).expand(1, H, len(rows), S)[0][side.heads]
+    visible = m.mask.tile(rows, range(S), shape).expand(1, H, len(rows), S)[0]
     bias = m.mask.bias(rows, range(S), shape)
-    if bias is None:
-        return visible, torch.zeros((), device=m.device).expand(visible.shape)
-    return visible, bias.expand(1, H, len(rows), S)[0][side.heads]
+    bias = torch.zeros((), device=m.device) if bias is None else bias
+    return visible, bias.expand(1, H, len(rows), S)[0]

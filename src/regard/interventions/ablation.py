@@ -15,15 +15,7 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.base import Mask
-from regard.interventions.edit import (
-    CallPlace,
-    Edit,
-    Positions,
-    check_no_dropout,
-    check_positions,
-    describe_positions,
-    replace_output,
-)
+from regard.interventions.edit import CallPlace, Edit, Positions, PositionSet, check_no_dropout
 from regard.interventions.head_selection import Heads, HeadSelection, Layer, select_heads
 from regard.policies.measurement import attend_kept
 from regard.policies.named_policies import find_policy
@@ -62,8 +54,8 @@ def ablate(
         raise ValueError(
             f'by: expected "zero", the means of regard.interventions.mean_outputs or a tensor, got {by!r:.80}'
         )
-    positions = None if positions is None else check_positions("positions", positions)
-    return Ablation(select_heads(layer, head, heads), by, positions)
+    at = None if positions is None else PositionSet.of("positions", positions)
+    return Ablation(select_heads(layer, head, heads), by, positions=at)
 
 
 @dataclass(frozen=True)
@@ -71,17 +63,8 @@ class Ablation(Edit):
     """Replaces the output of heads; see `ablate`."""
 
     by: Replacement
-    positions: Positions | None
 
-    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
-        rows = place.rows_of(self.positions, call.output.shape[2], call.output.device)
-        # The call itself shows that the edit has not acted, which is an error if it never does.
-        if rows is not None and not bool(rows.any()):
-            return call
-        return replace_output(call, heads, self._replacement(call, heads, place), rows)
-
-    def _replacement(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor:
-        """Return what stands in for the output, broadcastable to (B, heads, T, E)."""
+    def new_output(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor:
         B, H, T, E = call.output.shape
         if isinstance(self.by, str):
             return call.output.new_zeros(())
@@ -108,7 +91,7 @@ class Ablation(Edit):
 
     def __str__(self) -> str:
         to = "zero" if isinstance(self.by, str) else "a tensor" if isinstance(self.by, Tensor) else "its mean"
-        where = "" if self.positions is None else f" at {describe_positions(self.positions)}"
+        where = "" if self.positions is None else f" at {self.positions}"
         return f"{self.selection} set to {to}{where}"
 
 
@@ -144,14 +127,14 @@ class CacheEviction(Edit):
     budget: int
     every: int | None = None
 
-    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
+    def new_output(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor | None:
         check_no_dropout(call, place, "keys are evicted")
         output = call.output if call.used is None else call.used
         new, changed = output.clone(), False
         policy = policy_of_layer(self.policy, place.layer)
         for rows, kept in attend_kept(call.attention_map(), call.v, policy, self.budget, self.every):
             new[:, :, rows], changed = kept.to(new.dtype), True
-        return replace_output(call, heads, new[:, heads], None) if changed else call
+        return new[:, heads] if changed else None
 
     def __str__(self) -> str:
         return f"{self.selection} with {self.budget} keys by {self.policy}"

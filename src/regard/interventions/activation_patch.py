@@ -15,13 +15,10 @@ from regard.interventions.edit import (
     CallPlace,
     Edit,
     Positions,
+    PositionSet,
     check_no_dropout,
-    check_positions,
-    describe_positions,
     head_mask,
-    replace_output,
-    used_after,
-    with_heads,
+    replace_weights,
 )
 from regard.interventions.head_selection import Heads, Layer, select_heads
 from regard.maps import AttentionMap
@@ -53,8 +50,8 @@ def patch(
         raise ValueError(f"source: expected the capture of another run, got {got}")
     if what not in ("output", "pattern"):
         raise ValueError(f"what: expected 'output' or 'pattern', got {what!r}")
-    positions = None if positions is None else check_positions("positions", positions)
-    return ActivationPatch(select_heads(layer, head, heads), source, what, positions)
+    at = None if positions is None else PositionSet.of("positions", positions)
+    return ActivationPatch(select_heads(layer, head, heads), source, what, positions=at)
 
 
 @dataclass(frozen=True)
@@ -63,33 +60,40 @@ class ActivationPatch(Edit):
 
     source: Capture
     what: Literal["output", "pattern"]
-    positions: Positions | None
 
     @property
-    def changes_weights(self) -> bool:  # type: ignore[override]
-        return self.what == "pattern"
+    def rank(self) -> int:  # type: ignore[override]
+        return 0 if self.what == "pattern" else 2
 
-    @property
-    def rank(self) -> int:
-        return 0 if self.changes_weights else super().rank
-
-    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
-        rows = place.rows_of(self.positions, call.q.shape[2], call.q.device)
-        # The call itself shows that the edit has not acted.
-        if rows is not None and not bool(rows.any()):
-            return call
+    def new_output(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor:
         numbers = call.numbers(heads)
         maps = self._source_maps(call, numbers, place)  # a map (B, 1, T, S) for each head
-        if self.what == "output":
-            return replace_output(call, heads, self._source_output(maps, numbers, place), rows)
+        layer = self.source.layer(place.layer)
+        values = layer.values
+        if values is None:
+            raise ValueError(
+                "source: expected a capture with values for what='output': "
+                "write regard.capture(model, …, values=True)"
+            )
+        group = layer.shape[1] // values.shape[1]
+        kv_heads = [layer.heads.index(head) // group for head in numbers]
+        return _multiply(maps, values.to(maps[0].device), kv_heads)
+
+    def with_weights(
+        self, call: AttentionCall, heads: list[int], place: CallPlace, rows: Tensor | None
+    ) -> AttentionCall:
+        maps = self._source_maps(call, call.numbers(heads), place)
         check_no_dropout(call, place, "a pattern is patched")
         group = call.q.shape[1] // call.k.shape[1]
-        values = [call.v[:, head // group : head // group + 1] for head in heads]
-        output = torch.cat([m @ v for m, v in zip(maps, values, strict=True)], 1)  # (B, heads, T, E)
+        output = _multiply(maps, call.v, [head // group for head in heads])
         if rows is not None:
             output = torch.where(rows[:, None], output.to(call.output), call.output[:, heads])
-        used, output = used_after(call, heads, output), with_heads(call.output, heads, output)
-        return _with_patterns(call._replace(used=used, output=output), heads, maps, rows)
+        mask = _joint_mask(call, heads, maps[0].mask)
+        # At some rows only, a head would need the queries and keys of both runs.
+        if rows is not None or mask is None:
+            return replace_weights(call, heads, output, None)._replace(problem=call.problem or PATCHED)
+        edited = replace_weights(call, heads, output, lambda: torch.cat([m.to_dense() for m in maps], 1))
+        return _with_patterns(edited, heads, maps)._replace(mask=mask)
 
     def _source_maps(self, call: AttentionCall, heads: list[int], place: CallPlace) -> list[AttentionMap]:
         """Return the map (B, 1, T, S) of each head in the other run, for the size of this call."""
@@ -128,45 +132,27 @@ class ActivationPatch(Edit):
         maps: list[AttentionMap] = [m[:, i : i + 1] for i in numbers]
         return maps
 
-    def _source_output(self, maps: list[AttentionMap], heads: list[int], place: CallPlace) -> Tensor:
-        """Return the output of the heads in the other run, (B, heads, T, E)."""
-        layer = self.source.layer(place.layer)
-        values = layer.values
-        if values is None:
-            raise ValueError(
-                "source: expected a capture with values for what='output': "
-                "write regard.capture(model, …, values=True)"
-            )
-        group = layer.shape[1] // values.shape[1]
-        values = values.to(maps[0].device)
-        numbers = [layer.heads.index(head) // group for head in heads]
-        return torch.cat([m @ values[:, i : i + 1] for m, i in zip(maps, numbers, strict=True)], 1)
-
     def __str__(self) -> str:
-        where = "" if self.positions is None else f" at {describe_positions(self.positions)}"
+        where = "" if self.positions is None else f" at {self.positions}"
         return f"{self.what} of {self.selection} from another run{where}"
 
 
-def _with_patterns(
-    call: AttentionCall, heads: list[int], maps: list[AttentionMap], rows: Tensor | None
-) -> AttentionCall:
-    """Return a call whose map shows the patterns that were patched, where one map can show them."""
-    mask = _joint_mask(call, heads, maps[0].mask)
-    # At some rows only, a head would need the queries and keys of both runs.
-    if rows is not None or mask is None:
-        return call._replace(problem=call.problem or PATCHED)
+def _multiply(maps: list[AttentionMap], v: Tensor, kv_heads: list[int]) -> Tensor:
+    """Return maps (B, 1, T, S) times the values that they read of v (B, G, S, E), as (B, heads, T, E)."""
+    return torch.cat([m @ v[:, i : i + 1] for m, i in zip(maps, kv_heads, strict=True)], 1)
+
+
+def _with_patterns(call: AttentionCall, heads: list[int], maps: list[AttentionMap]) -> AttentionCall:
+    """Return a call whose map shows the patterns that were patched."""
     call = call.with_lse()
     assert call.lse is not None
-    H, G = call.q.shape[1], call.k.shape[1]
+    group = call.q.shape[1] // call.k.shape[1]
     # The heads of a group have keys of their own once one of them is patched.
-    q, k, lse = call.q.detach().clone(), call.k.detach().repeat_interleave(H // G, 1), call.lse.clone()
+    k, v = (x.detach().repeat_interleave(group, 1) for x in (call.k, call.v))
+    q, lse = call.q.detach().clone(), call.lse.clone()
     for head, m in zip(heads, maps, strict=True):
         q[:, head], k[:, head], lse[:, head] = m.q[:, 0].to(q), m.k[:, 0].to(k), m.lse[:, 0].to(lse)
-    v = call.v.detach().repeat_interleave(H // G, 1)
-    weights = call.weights
-    if weights is not None:
-        weights = with_heads(weights, heads, torch.cat([m.to_dense() for m in maps], 1))
-    return call._replace(q=q, k=k, v=v, lse=lse, mask=mask, weights=weights)
+    return call._replace(q=q, k=k, v=v, lse=lse)
 
 
 def _joint_mask(call: AttentionCall, heads: list[int], source: Mask) -> Mask | None:

@@ -21,12 +21,10 @@ from regard.interventions.edit import (
     CallPlace,
     Edit,
     Positions,
+    PositionSet,
     check_no_dropout,
-    check_positions,
-    describe_positions,
     head_mask,
-    position_flags,
-    used_after,
+    replace_weights,
     with_heads,
 )
 from regard.interventions.head_selection import Heads, Layer, select_heads
@@ -64,7 +62,8 @@ def block(
         if edges.biased:
             raise ValueError(f"edges: expected a rule that says yes or no, but {edges} adds to the scores")
     elif isinstance(edges, tuple) and len(edges) == 2:
-        edges = (check_positions("edges", edges[0]), check_positions("edges", edges[1]))
+        between = (PositionSet.of("edges", edges[0]), PositionSet.of("edges", edges[1]))
+        return EdgeBlock(select_heads(layer, head, heads), between)
     else:
         got = "nothing" if edges is None else type(edges).__name__
         fix = ": write regard.tensor_mask(edges)" if isinstance(edges, Tensor) else ""
@@ -78,11 +77,13 @@ def block(
 class EdgeBlock(Edit):
     """Cuts edges of heads; see `block`."""
 
-    edges: Edges
+    edges: Mask | tuple[PositionSet, PositionSet]
 
-    changes_weights = True
+    rank = 1
 
-    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
+    def with_weights(
+        self, call: AttentionCall, heads: list[int], place: CallPlace, rows: Tensor | None
+    ) -> AttentionCall:
         place.check()
         (B, H, T, _), (G, S) = call.q.shape, call.k.shape[1:3]
         edges = self.edges_in(place, T, S, call.q.device)
@@ -117,19 +118,13 @@ class EdgeBlock(Edit):
             assert own is not None
             was_empty = (own[:, heads] == -torch.inf).unsqueeze(-1)
             output = torch.where(was_empty, call.output[:, heads], output)
-        weights = None
-        if call.weights is not None:
-            dense = edited._replace(lse=lse).attention_map().to_dense()
-            weights = with_heads(call.weights, heads, dense)
+        replaced = replace_weights(
+            call, heads, output, lambda: edited._replace(lse=lse).attention_map().to_dense()
+        )
         # All heads share a mask, so it says for which of them the edges are cut.
         cut = edges if everything else head_mask(call, heads) & edges
-        return call._replace(
-            output=with_heads(call.output, heads, output),
-            used=used_after(call, heads, output),
-            lse=None if call.lse is None else with_heads(call.lse, heads, lse),
-            mask=call.mask & ~cut,
-            weights=weights,
-        )
+        lse_of_all = None if call.lse is None else with_heads(call.lse, heads, lse)
+        return replaced._replace(lse=lse_of_all, mask=call.mask & ~cut)
 
     def edges_in(self, place: CallPlace, T: int, S: int, device: torch.device) -> Mask:
         """Return the edges as a mask of a call's T queries and S keys."""
@@ -140,8 +135,8 @@ class EdgeBlock(Edit):
                 return self.edges
             return Submatrix(self.edges, place.first_row, place.first_key, place.T, place.S)
         queries, keys = self.edges
-        rows = position_flags(queries, place.T, device)[place.first_row : place.first_row + T]
-        cols = position_flags(keys, place.S, device)[place.first_key : place.first_key + S]
+        rows = queries.flags(place.T, device)[place.first_row : place.first_row + T]
+        cols = keys.flags(place.S, device)[place.first_key : place.first_key + S]
         row_run, key_run = _as_run(rows), _as_run(cols)
         if row_run is not None and key_run is not None:  # of which kernels skip whole blocks
             return Submatrix(Rectangle(*row_run, *key_run), 0, 0, T, S)
@@ -159,7 +154,7 @@ class EdgeBlock(Edit):
     def __str__(self) -> str:
         if isinstance(self.edges, Mask):
             return f"{self.selection} without the edges of {self.edges}"
-        queries, keys = (describe_positions(x) for x in self.edges)
+        queries, keys = self.edges
         return f"{self.selection} without the edges from {queries} to {keys}"
 
 

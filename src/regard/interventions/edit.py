@@ -6,8 +6,8 @@ Positions of tokens are named as one, several, a slice, spans, or one span.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -24,6 +24,61 @@ Positions = int | slice | range | Sequence[int] | Tensor | Spans | NamedSpan
 """One position, several, a slice of positions, or all positions of spans; −1 is the last token."""
 PATCHED = "its pattern was patched, and differs from what its own queries and keys give"
 """The problem of a call whose map cannot show the pattern that was patched."""
+
+
+@dataclass(frozen=True)
+class PositionSet:
+    """Positions of tokens: runs of them, and what they are called.
+
+    >>> [str(PositionSet.of("positions", x)) for x in (slice(None), slice(3, 8), slice(3, None), [2, -1])]
+    ['all', '3–7', '3–', '2, -1']
+    """
+
+    runs: tuple[slice, ...]
+    text: str
+
+    @classmethod
+    def of(cls, name: str, positions: Any) -> PositionSet:
+        """Return positions as runs; a ValueError says what was expected if they are something else."""
+        if isinstance(positions, Spans):
+            return cls(tuple(slice(start, stop) for start, stop, _ in positions), f"{len(positions)} spans")
+        if isinstance(positions, NamedSpan):
+            positions = slice(positions.start, positions.stop)
+        if isinstance(positions, slice):
+            start, stop, step = positions.start, positions.stop, positions.step
+            if step not in (None, 1):
+                raise ValueError(f"{name}: expected a slice without a step, got {positions}")
+            if not all(end is None or hasattr(end, "__index__") for end in (start, stop)):
+                raise ValueError(f"{name}: expected a slice of whole numbers, got {positions}")
+            start = start or 0
+            if stop is None:
+                return cls((positions,), f"{start}–" if start else "all")
+            return cls((positions,), str(start) if stop - start == 1 else f"{start}–{stop - 1}")
+        if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+            raise ValueError(
+                f"{name}: expected positions as numbers, got booleans: write x.nonzero().flatten()"
+            )
+        try:
+            numbers = positions.tolist() if isinstance(positions, Tensor) else positions
+            # NumPy's whole numbers are taken as well.
+            several = numbers if isinstance(numbers, Sequence | range) else [numbers]
+            several = [operator.index(i) for i in several]
+        except TypeError:
+            raise ValueError(
+                f"{name}: expected a position, several, a slice or spans, got {type(positions).__name__}"
+            ) from None
+        text = ", ".join(map(str, several)) if len(several) < 5 else f"{len(several)} positions"
+        return cls(tuple(slice(i, i + 1 or None) for i in several), text)
+
+    def flags(self, n: int, device: torch.device) -> Tensor:
+        """Return booleans (n,), True at the positions; those outside of the n positions are left out."""
+        flags = torch.zeros(n, dtype=torch.bool, device=device)
+        for run in self.runs:
+            flags[run] = True
+        return flags
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class CallPlace(NamedTuple):
@@ -48,30 +103,19 @@ class CallPlace(NamedTuple):
                 f"layer {self.layer}: an edit at positions cannot be made, since {self.unknown}"
             )
 
-    def rows_of(self, positions: Positions | None, T: int, device: torch.device) -> Tensor | None:
-        """Return which of the call's T queries are at some positions, boolean (T,); None for all of them."""
-        if positions is None:
-            return None
-        self.check()
-        return position_flags(positions, self.T, device)[self.first_row : self.first_row + T]
-
 
 @dataclass(frozen=True)
 class Edit(PrintedOutput):
     """A change of some heads. Made by `regard.ablate`, `regard.block` or `regard.patch`.
 
-    `selection` says which heads of which layers.
+    `selection` says which heads of which layers, and `positions` at which queries; None at all of them.
     """
 
     selection: HeadSelection
+    positions: PositionSet | None = field(default=None, kw_only=True)
 
-    changes_weights = False
-    """Whether it changes the weights of a head, and through them its output."""
-
-    @property
-    def rank(self) -> int:
-        """Where it comes among edits of one head: whole patterns, edges of them, outputs."""
-        return 1 if self.changes_weights else 2
+    rank = 2
+    """Where it comes among edits of one head: 0 for whole patterns, 1 for edges of them, 2 for outputs."""
 
     def resolved(self, model: nn.Module) -> Self:
         """Return the edit with its label, if it has one, replaced by the heads of a model."""
@@ -79,6 +123,26 @@ class Edit(PrintedOutput):
 
     def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
         """Return a call as it is with these heads edited, or the call itself if nothing in it changes."""
+        rows: Tensor | None = None
+        if self.positions is not None:
+            place.check()
+            T, device = call.output.shape[2], call.output.device
+            rows = self.positions.flags(place.T, device)[place.first_row : place.first_row + T]
+            if not bool(rows.any()):
+                return call
+        if self.rank < 2:
+            return self.with_weights(call, heads, place, rows)
+        new = self.new_output(call, heads, place)
+        return call if new is None else replace_output(call, heads, new, rows)
+
+    def new_output(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor | None:
+        """Return other outputs of some heads, which broadcast to (B, heads, T, E); None for no change."""
+        raise NotImplementedError
+
+    def with_weights(
+        self, call: AttentionCall, heads: list[int], place: CallPlace, rows: Tensor | None
+    ) -> AttentionCall:
+        """Return a call with other weights of some heads at some rows, and with the output that they give."""
         raise NotImplementedError
 
 
@@ -103,16 +167,23 @@ def replace_output(call: AttentionCall, heads: list[int], new: Tensor, rows: Ten
     return call._replace(used=with_heads(output, heads, new), replaced=replaced)
 
 
-def used_after(call: AttentionCall, heads: list[int], output: Tensor) -> Tensor:
-    """Return what a model goes on with once the weights of some heads have changed, (B, H, T, E).
+def replace_weights(
+    call: AttentionCall, heads: list[int], output: Tensor, dense: Callable[[], Tensor] | None
+) -> AttentionCall:
+    """Return a call in which the weights of some heads are others, with the output (B, heads, T, E) of them.
 
-    It is their new `output` (B, heads, T, E), except where an edit has replaced the output already: an edit
-    of a head's weights comes before one of its output, also where the latter is of a block opened earlier.
+    `dense` returns the weights as matrices, for models that return theirs; None leaves these alone. An output
+    that an edit has replaced stays: edits of weights come before those of outputs, also of a block opened
+    earlier.
     """
-    used = call.output if call.used is None else call.used
+    weights = call.weights
+    if weights is not None and dense is not None:
+        weights = with_heads(weights, heads, dense())
+    used, new = call.output if call.used is None else call.used, output
     if call.replaced is not None:
-        output = torch.where(call.replaced[heads].unsqueeze(-1), used[:, heads], output.to(used))
-    return with_heads(used, heads, output)
+        new = torch.where(call.replaced[heads].unsqueeze(-1), used[:, heads], output.to(used))
+    output = with_heads(call.output, heads, output)
+    return call._replace(output=output, used=with_heads(used, heads, new), weights=weights)
 
 
 def head_mask(call: AttentionCall, heads: list[int]) -> Mask:
@@ -128,63 +199,3 @@ def with_heads(x: Tensor, heads: list[int], new: Tensor) -> Tensor:
     x = x.clone()
     x[:, heads] = new.to(x.dtype)
     return x
-
-
-def check_positions(name: str, positions: Any) -> Positions:
-    """Return positions as they are; a ValueError says what was expected if they are something else."""
-    if isinstance(positions, slice):
-        if positions.step not in (None, 1):
-            raise ValueError(f"{name}: expected a slice without a step, got {positions}")
-        if not all(end is None or hasattr(end, "__index__") for end in (positions.start, positions.stop)):
-            raise ValueError(f"{name}: expected a slice of whole numbers, got {positions}")
-        return positions
-    if isinstance(positions, Spans):
-        return positions
-    if isinstance(positions, NamedSpan):
-        return slice(positions.start, positions.stop)
-    if isinstance(positions, Tensor) and positions.dtype == torch.bool:
-        raise ValueError(f"{name}: expected positions as numbers, got booleans: write x.nonzero().flatten()")
-    try:
-        numbers = positions.tolist() if isinstance(positions, Tensor) else positions
-        if not isinstance(numbers, Sequence | range):
-            # NumPy's whole numbers are taken as well.
-            return operator.index(numbers)
-        return [operator.index(i) for i in numbers]
-    except TypeError:
-        raise ValueError(
-            f"{name}: expected a position, several, a slice or spans, got {type(positions).__name__}"
-        ) from None
-
-
-def position_flags(positions: Positions, n: int, device: torch.device) -> Tensor:
-    """Return booleans (n,), True at the positions; those outside of the n positions are left out."""
-    flags = torch.zeros(n, dtype=torch.bool, device=device)
-    if isinstance(positions, Spans):
-        for start, stop, _ in positions:
-            flags[start:stop] = True
-    elif isinstance(positions, slice):
-        flags[positions] = True
-    else:
-        numbers = [positions] if isinstance(positions, int) else list(positions)
-        inside = [i % n for i in numbers if n and -n <= i < n]
-        flags[inside] = True
-    return flags
-
-
-def describe_positions(positions: Positions) -> str:
-    """Return positions in short, as `3`, `3–7`, `all` or `12 positions`.
-
-    >>> describe_positions(slice(None)), describe_positions(slice(3, 8)), describe_positions(slice(3, None))
-    ('all', '3–7', '3–')
-    """
-    if isinstance(positions, int):
-        return str(positions)
-    if isinstance(positions, Spans):
-        return f"{len(positions)} spans"
-    if isinstance(positions, slice):
-        start, stop = positions.start or 0, positions.stop
-        if stop is None:
-            return f"{start}–" if start else "all"
-        return str(start) if stop - start == 1 else f"{start}–{stop - 1}"
-    numbers = list(positions)
-    return ", ".join(map(str, numbers)) if len(numbers) < 5 else f"{len(numbers)} positions"

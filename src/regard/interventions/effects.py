@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from regard.interventions.metrics import Metric, TextMetric, TokenPositions
 from regard.interventions.output_means import Text, text_inputs
 from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits
 from regard.recorder.context import capture
+from regard.recorder.layer import Layer
 from regard.recorder.model_inputs import model_name
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
@@ -166,19 +167,15 @@ def effect(
     - `report`: called with the number of forward passes done so far and of all.
     """
     draws = check_whole_number("draws", draws, 0)
-    model = original_model(model)
     several = list(edits) if isinstance(edits, Sequence) else [edits]
     resolved = list(intervene(model, *several).edits)  # wrong edits raise here, before anything runs
-    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-    measure = TextMetric(metric, positions=positions, tokens=tokens, tokenizer=tokenizer)
-    runs = MetricRuns(model, texts, measure, tokenizer, report)
-    with evaluating(model):
-        heads = find_heads(model, runs.inputs[0], causal=metric == "loss")
+    runs = MetricRuns(model, texts, metric, tokenizer, positions, tokens, report)
+    with evaluating(runs.model):
+        heads = ModelHeads.of(runs.softmax_layers())
         random_edits = draw_edits(resolved, heads, draws, seed) if draws else []
-        runs.total = len(runs.inputs) * (2 + len(random_edits))
-        plain, edited = runs.run(), runs.run(resolved)
-        baseline = [fmean(differences(runs.run(some), plain)) for some in random_edits]
-    changes = differences(edited, plain)
+        plain = runs.run_plain(1 + len(random_edits))
+        changes = runs.changes(resolved)
+        baseline = [fmean(runs.changes(some)) for some in random_edits]
     cut_mass = _cut_mass(random_edits)
     if cut_mass is not None and cut_mass.random == 0:  # there were no other edges to cut
         baseline = []
@@ -223,59 +220,66 @@ def importance(
       `regard.interventions.mean_outputs`.
     - `report`: called with the number of forward passes done so far and of all: one for each text and head.
     """
-    model = original_model(model)
-    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-    measure = TextMetric(metric, positions=positions, tokens=tokens, tokenizer=tokenizer)
-    runs = MetricRuns(model, texts, measure, tokenizer, report)
-    with evaluating(model):
-        seen = capture(model, inputs=runs.inputs[0])
-        if metric == "loss":
-            check_causal(model, seen)
-        attention = [layer for layer in seen.layers if not layer.is_linear]  # edits do not reach the others
+    runs = MetricRuns(model, texts, metric, tokenizer, positions, tokens, report)
+    with evaluating(runs.model):
+        attention = runs.softmax_layers()
         keys, heads = [layer.key for layer in attention], [layer.heads for layer in attention]
         layers = [name_layer(i, layer.map, keys, heads) for i, layer in enumerate(attention)]
         count, rows = sum(map(len, heads)), []
-        runs.total = len(runs.inputs) * (1 + count)
-        plain, share = runs.run(), 1 - 0.05 / max(1, count)
+        runs.run_plain(count)
         for layer in layers:
             stack, number = split_key(layer.key)
             for head, kv_head in zip(layer.heads, layer.kv_heads, strict=True):
-                changes = differences(runs.run([ablate(layer.key, head, by)]), plain)
-                low, high = mean_interval(changes, share)
+                changes = runs.changes([ablate(layer.key, head, by)])
+                low, high = mean_interval(changes, 1 - 0.05 / count)
                 score = Score(fmean(changes), math.nan, math.nan, low, high, math.nan)
                 rows.append(HeadRow(number, head, kv_head, (), None, {"importance": score}, stack))
     total = sum(len(token_ids(arguments)) for arguments in runs.inputs)
-    return HeadTable(rows, len(runs.inputs), total, model=model_name(model))
+    return HeadTable(rows, len(runs.inputs), total, model=model_name(runs.model))
 
 
 class MetricRuns:
-    """Runs a model over texts, plain or edited, and counts the forward passes.
-
-    - `texts`, `tokenizer`: as in `effect`; `measure` is the metric, which gives a number for each text.
-    - `report`: called with the number of forward passes done so far and of all, `total`.
-    """
-
-    total = 0
+    """Runs a model over texts, plain or edited, and counts the forward passes, by options of `effect`."""
 
     def __init__(
         self,
         model: nn.Module,
         texts: Text | Sequence[Text],
-        measure: TextMetric,
+        metric: Metric,
         tokenizer: Any,
+        positions: TokenPositions | None,
+        tokens: Sequence[int | str] | None,
         report: Callable[[int, int], None],
     ) -> None:
-        self.model, self.measure, self.report, self.done = model, measure, report, 0
-        self.inputs = list(text_inputs(model, texts, tokenizer))
+        self.model, self.report = original_model(model), report
+        tokenizer = getattr(self.model, "tokenizer", None) if tokenizer is None else tokenizer
+        self.measure = TextMetric(metric, positions=positions, tokens=tokens, tokenizer=tokenizer)
+        self.inputs = list(text_inputs(self.model, texts, tokenizer))
+        self.done = self.total = 0
+        self.plain: list[float] = []
+
+    def softmax_layers(self) -> list[Layer]:
+        """Return the layers that edits reach, from a run over one text."""
+        seen = capture(self.model, inputs=self.inputs[0])
+        if self.measure.metric == "loss":
+            check_causal(self.model, seen)
+        return [layer for layer in seen.layers if not layer.is_linear]
+
+    def run_plain(self, others: int) -> list[float]:
+        """Return the metric of each text without edits; `others` is how many edited runs are to come."""
+        self.total = len(self.inputs) * (1 + others)
+        self.plain = self._run()
+        return self.plain
+
+    def changes(self, edits: Sequence[Edit]) -> list[float]:
+        """Return the change of the metric of each text by edits."""
+        return [a - b for a, b in zip(self._run(edits), self.plain, strict=True)]
 
     @torch.no_grad()
-    def run(self, edits: Sequence[Edit] = ()) -> list[float]:
-        """Return the metric of each text, with the model edited."""
+    def _run(self, edits: Sequence[Edit] = ()) -> list[float]:
         values = []
         for arguments in self.inputs:
-            with ExitStack() as undo:
-                if edits:
-                    undo.enter_context(intervene(self.model, *edits))
+            with intervene(self.model, *edits) if edits else nullcontext():
                 output = self.model(**arguments)
             value = self.measure(output, token_ids(arguments))
             if not math.isfinite(value):
@@ -310,21 +314,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def find_heads(model: nn.Module, arguments: dict[str, Any], *, causal: bool = False) -> ModelHeads:
-    """Return the layers of a model and how many heads they have, from a run over one text.
-
-    `causal` says that the model has to be causal.
-    """
-    seen = capture(model, inputs=arguments)
-    if causal:
-        check_causal(model, seen)
-    attention = [layer for layer in seen.layers if not layer.is_linear]  # edits do not reach the others
-    counts = {str(layer.key): layer.shape[1] for layer in attention}
-    return ModelHeads(counts, {layer.name: str(layer.key) for layer in attention})
-
-
 def _layers(heads: ModelHeads, edits: Sequence[Edit]) -> set[int | str]:
-    """Return the keys of the layers that some edits change."""
     return {layer for edit in edits for layer, _ in heads.pairs(edit.selection)}
 
 
@@ -336,11 +326,6 @@ def check_causal(model: nn.Module, seen: Capture) -> None:
             f"metric: expected a causal language model for the loss, but the first token of "
             f"{type(model).__name__} sees the tokens that it would predict: pass a function as metric"
         )
-
-
-def differences(edited: Sequence[float], plain: Sequence[float]) -> list[float]:
-    """Return the change in each text."""
-    return [a - b for a, b in zip(edited, plain, strict=True)]
 
 
 def mean_interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float]:
@@ -372,13 +357,6 @@ def prediction_band(values: Sequence[float]) -> tuple[float, float]:
 
 def _cut_mass(random_edits: Sequence[Sequence[Edit]]) -> CutMass | None:
     """Return the mass on the edges of an edit and on those of its random counterparts."""
-    masses = [
-        pair
-        for edits in random_edits
-        for edit in edits
-        if isinstance(edit, RandomEdgeBlock)
-        for pair in edit.masses
-    ]
-    if not masses:
-        return None
-    return CutMass(fmean(edit for edit, _ in masses), fmean(drawn for _, drawn in masses))
+    blocks = [edit for edits in random_edits for edit in edits if isinstance(edit, RandomEdgeBlock)]
+    masses = [pair for edit in blocks for pair in edit.masses]
+    return CutMass(*map(fmean, zip(*masses, strict=True))) if masses else None

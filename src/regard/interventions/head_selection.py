@@ -101,17 +101,13 @@ def select_heads(
     several: Any = [head] if isinstance(head, int) else head
     if isinstance(several, str) or not isinstance(several, Sequence) or not several:
         raise ValueError(f"head: expected a head's number, several, or None for all, got {head!r}")
-    return HeadSelection(((str(layer), tuple(sorted({_head_number(x) for x in several}))),))
+    return HeadSelection(((str(layer), tuple(sorted({check_whole_number("head", x, 0) for x in several}))),))
 
 
 def _pair(pair: Any) -> tuple[Layer, int]:
     if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], int | str):
         raise ValueError(f"heads: expected a label, a table of heads or pairs (layer, head), got {pair!r}")
-    return pair[0], _head_number(pair[1])
-
-
-def _head_number(head: Any) -> int:
-    return check_whole_number("head", head, 0)
+    return pair[0], check_whole_number("head", pair[1], 0)
 
 
 def labelled_heads(model: nn.Module, label: str) -> HeadTable:

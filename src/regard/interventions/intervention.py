@@ -70,9 +70,7 @@ class InterventionBlock:
         if self.intervention is not None:
             raise RuntimeError("this intervention is open already: write regard.intervene(…) for each block")
         self.intervention = Intervention(self.edits)
-        with ExitStack() as undo:
-            undo.enter_context(observed(self.model, self.intervention))
-            self._undo = undo.pop_all()
+        self._undo.enter_context(observed(self.model, self.intervention))
         return self.intervention
 
     def __exit__(
@@ -101,7 +99,6 @@ class Intervention(CallReceiver):
         self.edits = sorted(edits, key=lambda edit: edit.rank)
         self.acted = [0] * len(self.edits)
         """For each edit, the number of attention calls that it has changed."""
-        self._keys: dict[str, int | str] = {}  # by module name: the keys of the layers that ran
         self._expected: list[int | str] = []
         self._earlier: dict[Slot, EarlierPlace] = {}
         self._own_tokens: tuple[int, CallPlace] | None = None
@@ -132,7 +129,6 @@ class Intervention(CallReceiver):
                     )
             else:
                 slot, layer_id = self._locate(layer_id, call)
-            self._keys[layer_id.name] = layer_id.key
             place = self._place(slot, layer_id, call) if isinstance(call, AttentionCall) else None
         for number, edit in enumerate(self.edits):
             if not edit.selection.has_layer(layer_id):
@@ -183,11 +179,11 @@ class Intervention(CallReceiver):
 
     def _check_pass(self) -> None:
         """Raise a ValueError if an edit names a layer that the model does not have."""
-        known = {str(key) for key in (*self._expected, *self._keys.values())} | set(self._keys)
+        known = {str(key) for key in (*self._expected, *self._names)} | set(self._names.values())
         for edit in self.edits:
             for layer, _ in edit.selection.layers:
                 if layer not in known:
-                    keys = ", ".join(repr(key) for key in dict.fromkeys(self._keys.values()))
+                    keys = ", ".join(map(repr, self._names))
                     # A hybrid's linear layers ran too, but no edit reaches them.
                     raise ValueError(
                         f"layer: expected one of those that ran softmax attention ({keys}), got {layer}"
@@ -195,14 +191,14 @@ class Intervention(CallReceiver):
 
     def check_acted(self, model: str) -> None:
         """Raise a RuntimeError if some edit has not acted."""
-        ran = {str(key) for key in self._keys.values()} | set(self._keys)
+        ran = {str(key) for key in self._names} | set(self._names.values())
         for edit in self.edits:
             absent = [layer for layer, _ in edit.selection.layers if layer not in ran]
-            if self._keys and absent:
+            if self._names and absent:
                 raise RuntimeError(f"the edit did not act in layer {absent[0]}, which did not run ({edit})")
         if all(self.acted):
             return
-        if not self._keys:
+        if not self._names:
             raise RuntimeError(
                 f"{model} did not run its attention inside the block, in this thread: nothing was edited"
             )

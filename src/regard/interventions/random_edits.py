@@ -26,6 +26,7 @@ from regard.interventions.edit import CallPlace, Edit
 from regard.interventions.head_selection import HeadPair, HeadSelection, select_heads
 from regard.policies.named_policies import random as random_keys
 from regard.recorder.attention_call import AttentionCall
+from regard.recorder.layer import Layer
 
 
 class ModelHeads(NamedTuple):
@@ -35,6 +36,13 @@ class ModelHeads(NamedTuple):
     """The number of heads of each layer, by the layer's key."""
     keys: Mapping[str, str]
     """The key of each layer, by the name of its module."""
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer]) -> ModelHeads:
+        """Return the heads of captured layers that edits reach."""
+        softmax = [layer for layer in layers if not layer.is_linear]
+        keys = {layer.name: str(layer.key) for layer in softmax}
+        return cls({str(layer.key): layer.shape[1] for layer in softmax}, keys)
 
     def pairs(self, selection: HeadSelection) -> list[HeadPair]:
         """Return the heads of a selection as pairs (key of the layer, head)."""
@@ -129,9 +137,11 @@ class RandomEdgeBlock(Edit):
     masses: list[tuple[float, float]] = field(default_factory=list, compare=False)
     """For each call: the mean mass on the edges of `block`, and on those that were cut instead."""
 
-    changes_weights = True
+    rank = 1
 
-    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
+    def with_weights(
+        self, call: AttentionCall, heads: list[int], place: CallPlace, rows: Tensor | None
+    ) -> AttentionCall:
         place.check()
         T, S = call.q.shape[2], call.k.shape[2]
         edges = self.block.edges_in(place, T, S, call.q.device)
@@ -142,8 +152,7 @@ class RandomEdgeBlock(Edit):
         first = S - T  # positions count the keys from 0
 
         def is_drawn(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            rows = (q - first).clamp(0, T - 1)
-            return uniform_hash(q, k, h, self.seed) < probability[b, h, rows]
+            return uniform_hash(q, k, h, self.seed) < probability[b, h, (q - first).clamp(0, T - 1)]
 
         drawn = rule(is_drawn) & ~edges
         self.masses.append((_mean_over(mass, heads), _mean_over(m.mass(drawn), heads)))

@@ -33,8 +33,7 @@ from regard.recorder.sources.compilation import compiled_methods, original_model
 from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at, recall_parts
 from regard.recorder.sources.structure_of_models.module_kinds import CONVOLUTIONS
 from regard.recorder.sources.structure_of_models.token_mixers import TokenMixers
-from regard.recorder.storage.evidence_data import exchange_evidence
-from regard.recorder.storage.stores import store_for
+from regard.recorder.storage.store_choice import store_for
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.recorder.tokens_of_maps.token_probe import probe_tokens
 from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, token_id
@@ -90,9 +89,6 @@ class CaptureBlock:
             missing |= self.recording.unreadable
             self._verify_tokens(bool(missing or others))
             self.recording.close(missing, others)
-            if self.recording.ranks is not None:
-                seen = self.recording.seen
-                seen.elsewhere = exchange_evidence(seen, self.recording.ranks)
         finally:
             self.recording.store.release()
         if self.recording.seen.layers and self.warn:

@@ -25,6 +25,8 @@ from regard.support.table import Table
 
 LayerMap = AttentionMap | LinearAttentionMap
 """The map of a layer: of softmax attention, or of a linear-attention or state-space layer."""
+VALUES = "values"
+"""The name of the values beside the tensors of a map."""
 WRITTEN = "its queries, keys or decays were written to after its attention had run"
 
 
@@ -71,6 +73,12 @@ class LayerData(NamedTuple):
         """The number of bytes of all its tensors."""
         return sum(x.nbytes for x in self if x is not None)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the map or of the summary by their fields, and the values."""
+        own = self.map.tensors() if self.map is not None else {}
+        own |= self.summary._asdict() if self.summary is not None else {}
+        return own if self.values is None else own | {VALUES: self.values}
+
 
 class LayerSettings(NamedTuple):
     """A description of a layer that holds no tensors, so that it can be cached for a layer in a file."""
@@ -82,7 +90,7 @@ class LayerSettings(NamedTuple):
     window: int | None
     scale: float
     softcap: float | None
-    has_sinks: bool
+    sinks: bool
     """Whether the layer has sink logits."""
     kv_heads: int
     width: int
@@ -105,7 +113,7 @@ class LayerSettings(NamedTuple):
             window=m.mask.window_size(),
             scale=m.scale,
             softcap=m.softcap,
-            has_sinks=m.sinks is not None,
+            sinks=m.sinks is not None,
             kv_heads=m.k.shape[1],
             width=m.k.shape[-1],
             value_width=None if values is None else values.shape[-1],
@@ -156,6 +164,7 @@ class Layer:
         self.placement = placement
         """Where its map is in that of the model's layer, or None if it is the whole layer."""
         self._data = LayerData(attention_map, values, summary)
+        self._shape: tuple[int, int, int, int] | None = None  # of a layer whose tensors are elsewhere
         self._write_counts = self._count_writes()
 
     def _count_writes(self) -> list[tuple[Tensor, int | None]]:
@@ -217,7 +226,7 @@ class Layer:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape (B, H, T, S) of its map."""
-        return self._data.matrix
+        return self._shape or self._data.matrix
 
     @property
     def map(self) -> LayerMap:

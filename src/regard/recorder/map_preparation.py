@@ -29,14 +29,10 @@ from regard.support.torch_internals import any_autocast_enabled
 class ScoreSettings:
     """How a call makes scores of products, beside its mask. One map holds calls only if they do it alike."""
 
-    def __init__(self, scale: float, softcap: float | None, sinks: Tensor | None) -> None:
-        self.numbers, self.sinks = (scale, softcap), sinks
-
-    @classmethod
-    def of(cls, x: AttentionMap | LinearAttentionMap | AttentionCall) -> ScoreSettings:
-        """Return those of a map or of a call."""
+    def __init__(self, x: AttentionMap | LinearAttentionMap | AttentionCall) -> None:
+        self.numbers = (x.scale, x.softcap)
         # Sink logits are parameters, which a training step writes to.
-        return cls(x.scale, x.softcap, None if x.sinks is None else x.sinks.detach().clone())
+        self.sinks = None if x.sinks is None else x.sinks.detach().clone()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ScoreSettings) or self.numbers != other.numbers:

@@ -201,8 +201,9 @@ class PictureReader:
 
     def _text_layouts(self, grids: list[Grid], kept: int, ids: Tensor | None) -> Layouts | None:
         """Return which tokens of a text are patches, for each batch entry; None if none are."""
-        token = _image_token(self.model)
-        if ids is None or token is None or self.tower is None:
+        # Configurations that call it image_token_index, as LLaVA's, have this name for it as well.
+        token = getattr(getattr(self.model, "config", None), "image_token_id", None)
+        if ids is None or not isinstance(token, int) or self.tower is None:
             return None
         is_image = ids == token  # (B, T)
         total, patches = int(is_image.sum()), sum(rows * cols for rows, cols in grids)
@@ -248,10 +249,3 @@ def _span(picture: int, first: int, grid: Grid, merge: int = 1) -> PatchSpan:
         .transpose(1, 2)
     )
     return PatchSpan(picture, first, rows, cols, tuple(places.flatten().tolist()))
-
-
-def _image_token(model: nn.Module) -> int | None:
-    """Return the id of the tokens that stand for patches in a text, if the model's config has one."""
-    # Configurations that call it image_token_index, as LLaVA's, have this name for it as well.
-    number = getattr(getattr(model, "config", None), "image_token_id", None)
-    return number if isinstance(number, int) else None

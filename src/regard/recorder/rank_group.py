@@ -6,6 +6,7 @@ file knows process groups; it does not know what the texts say.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from regard.recorder.placement import ShardId, new_run
+from regard.support.plain_data import to_plain
 from regard.support.processes import LostRankError, check_group, is_lost_rank
 
 MAX_TEXT = 1 << 26
@@ -56,6 +58,10 @@ class RankGroup:
         padded[: len(data)] = data
         texts = self._gather(padded) if max(lengths) else [padded] * self.size
         return [bytes(x[:n].tolist()).decode() for x, n in zip(texts, lengths, strict=True)]
+
+    def exchange_plain(self, value: Any) -> list[Any]:
+        """Return the values of all ranks as plain data, in their order. All ranks call it."""
+        return [json.loads(text) for text in self.exchange(json.dumps(to_plain(value)))]
 
     def gather(self, x: Tensor, lengths: Sequence[int], dim: int) -> list[Tensor]:
         """Return the tensors of all ranks, which have these lengths in one dimension. All ranks call it."""

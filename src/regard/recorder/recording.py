@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
+from regard.recorder.certificates.certificate import ShardEvidence
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.generation.strips import (
-    Addition,
     Strip,
+    StripCall,
     StripMasks,
     StripStep,
     batch_order,
     padding_of_strips,
     take_back_guesses,
 )
-from regard.recorder.layer import Layer, LayerId, LayerList, LayerMap
+from regard.recorder.layer import Layer, LayerId, LayerList, shard_evidence
 from regard.recorder.map_preparation import MaskCopies, without_autocast, without_gradients
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
@@ -36,25 +37,16 @@ from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
-from regard.recorder.storage.store_base import Store
-from regard.recorder.storage.stores import MemoryStore
+from regard.recorder.storage.stores import Store
+from regard.recorder.tokens_of_maps.text_layout import add_tokens, join_token_rows
 from regard.recorder.tokens_of_maps.token_axes import place, why_unplaced
-from regard.recorder.tokens_of_maps.token_rows import add_tokens, join_token_rows
 from regard.recorder.waiting_call import JudgedCall, WaitingCalls
+from regard.support.plain_data import read_plain
 from regard.support.torch_internals import DisableTorchFunction, current_graph_task
 
 UNUSED = "the module that computed it did not use its output"
 EARLIER_STATE = "it goes on from a state of earlier tokens, which its map does not show"
 OTHER_TEXT = "it read another text than the one of this capture"
-
-
-class FirstCall(NamedTuple):
-    """An attention call from which a strip can be started."""
-
-    slot: Slot
-    layer: Layer
-    m: LayerMap
-    state: Tensor | None  # that a linear layer returned
 
 
 class Recording(CallReceiver):
@@ -111,7 +103,7 @@ class Recording(CallReceiver):
         self.overviews, self.keeps_arguments = overviews, verify
         self.probed: Mapping[str, str | None] = {}
         """By layer name: why its axes are not the tokens, or None, where tokens were changed to see it."""
-        self.store: Store = MemoryStore() if store is None else store
+        self.store = Store() if store is None else store
         self.decode, self.stream, self.picture_reader = decode, stream, picture_reader
         self.seen = Capture(
             model=model,
@@ -125,8 +117,8 @@ class Recording(CallReceiver):
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
         self._mask_copies = MaskCopies()
         self._strips: dict[Slot, Strip] = {}
-        self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
-        self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
+        # What this forward pass adds to its layers.
+        self._additions: list[tuple[Strip, StripStep, StripCall]] = []
         self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
         self._prompt: int | None = None  # of the generation to which this forward pass belongs
         self._guesses: Any = None  # the cache of a model that was given several tokens after others
@@ -176,7 +168,6 @@ class Recording(CallReceiver):
                 strip.layer.evidence = dataclasses.replace(strip.layer.evidence, **new)
 
     def _begin(self, tokens: PassTokens | None = None) -> None:
-        """Begin a forward pass of the model that reads `tokens`."""
         super()._begin(tokens)
         self._prompt = self.prompt
         self._note_edits()
@@ -255,18 +246,15 @@ class Recording(CallReceiver):
             evidence = dataclasses.replace(evidence, problem=evidence.problem or EARLIER_STATE)
         heads = call.numbers(indices)
         layer = Layer(*layer_id, selected, evidence, heads, values, summary, placement)
-        first = FirstCall(slot, layer, selected, ended)
+        heard = StripCall(slot, layer, ended)
         if strip is None or step is None:
             if strip is not None:
                 self._finish_pass()
-            self._start_strip(first)
-            return
-        addition = strip.addition(step, selected, values, evidence, ended)
-        if call.part is not None:
-            strip.extend(addition, None, self._joined_masks.join(strip, addition, None))
+            self._start_strip(heard)
+        elif call.part is not None:
+            strip.extend(step, heard, None, self._joined_masks.join(strip, step, heard, None))
         else:
-            self._additions.append((strip, addition))
-            self._continuing.append(first)
+            self._additions.append((strip, step, heard))
 
     def _selected_heads(self, call: AttentionCall) -> list[int] | None:
         """Return the indices of the selected heads that this rank has; None for all of a call's heads."""
@@ -277,11 +265,11 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers from 0 to {total - 1}, got {list(self.heads)}")
         return call.local_heads(self.heads)
 
-    def _start_strip(self, call: FirstCall) -> None:
+    def _start_strip(self, call: StripCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
         stored = self.store.put(call.layer)
         self.seen.layers.append(stored)
-        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.m, call.state)
+        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.map, call.state)
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
@@ -292,23 +280,21 @@ class Recording(CallReceiver):
         """
         self._judge_waiting()
         additions, self._additions = self._additions, []
-        order, problem = batch_order([addition.step for _, addition in additions], self._read_ids())
-        for strip, addition in additions:
-            if addition.step.kind == "after" and self.seen.boundary is None:
+        order, problem = batch_order([step for _, step, _ in additions], self._read_ids())
+        for strip, step, call in additions:
+            if step.kind == "after" and self.seen.boundary is None:
                 # A decoder's prompt is its start token, and not what `generate` was given.
                 is_prompt_known = self._prompt is not None and self.seen.target_ids is None
                 # Without `generate`, as in a loop of the user's, the first step of one token ends the prompt.
-                if is_prompt_known or addition.sizes.T == 1:
+                if is_prompt_known or call.sizes.T == 1:
                     self.seen.boundary = self._prompt if is_prompt_known else strip.T
             if problem is not None:
-                evidence = dataclasses.replace(addition.evidence, problem=problem)
-                addition = addition._replace(evidence=evidence)
-            if addition.step.kept is not None:
-                strip.rewind(addition.step.kept)
-            strip.extend(addition, order, self._joined_masks.join(strip, addition, order))
+                call.layer.evidence = dataclasses.replace(call.layer.evidence, problem=problem)
+            if step.kept is not None:
+                strip.rewind(step.kept)
+            strip.extend(step, call, order, self._joined_masks.join(strip, step, call, order))
         self._joined_masks.clear()
-        self._continuing.clear()
-        if any(addition.step.kind == "after" and addition.sizes.T > 1 for _, addition in additions):
+        if any(step.kind == "after" and call.sizes.T > 1 for _, step, call in additions):
             self._guesses = self.cache  # it may hold fewer tokens soon
         if additions or self._started:
             self.seen.edits = tuple(dict.fromkeys((*self.seen.edits, *self._edits)))
@@ -316,7 +302,7 @@ class Recording(CallReceiver):
         if tokens is not None and (additions or self._started):
             if not additions and self._reads_other_text(tokens):
                 self._finish_pass()
-            kept = {step.kept for _, addition in additions if (step := addition.step).kept is not None}
+            kept = {step.kept for _, step, _ in additions if step.kept is not None}
             add_tokens(self.seen, tokens, bool(additions), order, min(kept, default=None))
         if self.stream is not None and self.seen.residual is not None:
             self.stream.finish(self.seen.residual, order is not None)
@@ -343,7 +329,7 @@ class Recording(CallReceiver):
         What this forward pass has recorded so far, also of layers that seemed to continue, starts a new pass.
         """
         started, self._started = self._started, {}
-        continuing, self._continuing, self._additions = self._continuing, [], []
+        continuing, self._additions = [call for *_, call in self._additions], []
         layers = [strip.layer for strip in started.values()]
         self.seen.layers = LayerList(x for x in self.seen.layers if all(x is not layer for layer in layers))
         for slot in started:
@@ -419,3 +405,10 @@ class Recording(CallReceiver):
             )
         if self.seen.layers or self.seen.shard is not None:
             self.store.finish(self.seen)
+        if self.ranks is not None:
+            own = [shard_evidence(layer, layer.evidence) for layer in self.seen.layers]
+            others = self.ranks.exchange_plain(own)
+            del others[self.ranks.rank]
+            self.seen.elsewhere = tuple(
+                x for data in others for x in read_plain(list[ShardEvidence], data, "layers")
+            )

@@ -224,7 +224,12 @@ def _config_sizes(config: Any, source: int, target: int) -> Iterator[LayerSize]:
     for stack, count, H in stacks:
         if count is None or H is None:
             raise ValueError(f"model: expected layers and heads in {type(config).__name__}, got neither")
-        G = _key_heads(config, setting, H) if stack == "" else H
+        G = H
+        # Falcon's new architecture repeats its keys before it attends.
+        if stack == "" and not getattr(config, "new_decoder_architecture", False):
+            G = setting("num_key_value_heads", "num_kv_heads", default=H)
+            # Falcon-7B and StarCoder have one head of keys.
+            G = 1 if getattr(config, "multi_query", False) else G
         D = setting("head_dim", "d_kv", default=width // H)
         E = setting("v_head_dim", default=D)
         # Multi-head latent attention (DeepSeek) computes keys for every head from one latent vector.
@@ -232,17 +237,6 @@ def _config_sizes(config: Any, source: int, target: int) -> Iterator[LayerSize]:
             G, D = H, plain + setting("qk_rope_head_dim", default=0)
         for n in range(count):
             yield LayerSize(LayerId(n, "", stack), H, G, D, E, *_lengths(stack, source, target))
-
-
-def _key_heads(config: Any, setting: Any, H: int) -> int:
-    """Return the number of key heads."""
-    if getattr(config, "new_decoder_architecture", False):
-        return H  # Falcon repeats its keys before it attends
-    # Falcon-7B and StarCoder have one head of keys.
-    if getattr(config, "multi_query", False):
-        return 1
-    heads: int = setting("num_key_value_heads", "num_kv_heads", default=H)
-    return heads
 
 
 def _dtype(model: Any) -> torch.dtype:

@@ -17,7 +17,7 @@ from regard.recorder.certificates.linear_certificate import examine_linear
 from regard.recorder.layer import LayerId, LayerMap
 from regard.recorder.map_preparation import SelectedHeads, cast_map, own_memory, select_heads
 from regard.recorder.receiver import Slot
-from regard.recorder.storage.store_base import Store
+from regard.recorder.storage.stores import Store
 from regard.recorder.summary import LayerSummary, summarise_together, summary_size
 
 WAITING_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # that calls may hold beside the capture itself

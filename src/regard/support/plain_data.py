@@ -1,4 +1,4 @@
-"""Reads records from plain data, as JSON holds it: the types of their fields say what is expected.
+"""Records as plain data, as JSON holds it: makes it, and reads it by the types of the records' fields.
 
 A record is a dataclass or a NamedTuple. Its data is an object with its fields by name; that of a NamedTuple
 may also be the list that JSON makes of one. Anyone may have written the data: a ValueError names the field
@@ -7,7 +7,9 @@ that is wrong, and what it should hold.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
@@ -16,6 +18,18 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from regard.support.files import WORDS, check_type, shorten
 
 NOT_FINITE = ("inf", "-inf", "nan")  # numbers that JSON has as text only
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: records as objects, infinities and NaN as text."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    value = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(value, dict):
+        return {key: to_plain(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(x) for x in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RecordField(NamedTuple):

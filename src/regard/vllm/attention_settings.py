@@ -51,6 +51,11 @@ class AttentionSettings(NamedTuple):
         """Which keys a query sees; the last query is aligned with the last key."""
         return causal if self.window is None else causal & window(self.window)
 
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """How scores are made, by the names that a call and a map have for it."""
+        return {"mask": self.mask, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
+
     def first_visible(self, position: int) -> int:
         """The first key that the query at a position sees."""
         return 0 if self.window is None else max(0, position - self.window + 1)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import ROWS
 from regard.recorder.certificates.examination import examine
+from regard.recorder.layer import VALUES
 from regard.recorder.placement import ShardId
 from regard.recorder.result import Capture
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
@@ -55,6 +56,19 @@ class EngineStep:
     blocks: Tensor
     """The numbers of each request's blocks, in the group of layers that share them."""
     is_causal: bool
+
+
+class RequestRows(NamedTuple):
+    """The rows of one request that a layer computes in a step."""
+
+    request_id: str
+    first: int
+    """The position of the first row."""
+    query: Tensor  # (T, H, D)
+    output: Tensor  # what vLLM computed, (T, H, E) or (T, H·E)
+    cache: Tensor
+    blocks: Tensor
+    """The numbers of the request's blocks in the cache."""
 
 
 class EngineCapture:
@@ -234,27 +248,27 @@ class EngineCapture:
             self._records.clear()
 
     def _record_step(self, name: str, step: EngineStep, query: Tensor, cache: Tensor, output: Tensor) -> None:
-        """Record what a layer computed in a step."""
         if not step.is_causal:
             raise UnsupportedLayerError(f"{name}: its queries see later keys, which is not supported yet")
         # The layers of a step run in order, and its tokens are the same for all.
         is_first = name == next(iter(self.watched))
         if is_first:
             self._write_finished()
+        layer = self.watched[name]
         for i, request_id in enumerate(step.request_ids):
-            rows = slice(step.starts[i], step.starts[i + 1])
-            first = step.lengths[i] - (rows.stop - rows.start)  # the position of the first row
+            own = slice(step.starts[i], step.starts[i + 1])
+            first = step.lengths[i] - (own.stop - own.start)  # the position of the first row
             mark = self._mark(request_id)
-            if rows.start == rows.stop or mark is None:
+            if own.start == own.stop or mark is None:
                 continue
+            rows = RequestRows(request_id, first, query[own], output[own], cache, step.blocks[i])
             if not mark.captured:
-                self._read_last_row(name, request_id, mark, query[rows], output[rows], cache, step, i)
+                self._read_last_row(layer, mark, rows)
                 continue
             record = self._records.setdefault(request_id, RequestRecord())
             if is_first:
-                self._read_tokens(record, request_id, first, rows)
-            layer = self.watched[name]
-            self._record_rows(layer, record, first, query[rows], output[rows], cache, step.blocks[i])
+                self._read_tokens(record, request_id, first, own)
+            self._record_rows(layer, record, rows)
 
     def _mark(self, request_id: str) -> RequestMark | None:
         """What a request asks for, read when it first runs. A mark that makes no sense is answered."""
@@ -270,20 +284,11 @@ class EngineCapture:
             self._marks[request_id] = mark
         return self._marks[request_id]
 
-    def _read_last_row(
-        self,
-        name: str,
-        request_id: str,
-        mark: RequestMark,
-        query: Tensor,
-        output: Tensor,
-        cache: Tensor,
-        step: EngineStep,
-        i: int,
-    ) -> None:
+    def _read_last_row(self, layer: WatchedLayer, mark: RequestMark, rows: RequestRows) -> None:
         """Reduce the last row of a request's step to its shares, and compare that row with vLLM's output."""
-        layer, stop = self.watched[name], step.lengths[i]
-        visible, call = self._read_call(layer, stop - 1, query[-1:], output[-1:], cache, step.blocks[i])
+        request_id, first = rows.request_id, rows.first + len(rows.query) - 1
+        last_row = rows._replace(first=first, query=rows.query[-1:], output=rows.output[-1:])
+        visible, call = self._read_call(layer, last_row)
         m = call.attention_map()
         evidence = examine(m, call.v, call.output, max_rows=None)
         last = self._last_tokens.setdefault(request_id, LastToken(mark.spans))
@@ -292,7 +297,6 @@ class EngineCapture:
         last.read(str(layer.layer_id.key), layer.heads, weights, visible, prompt, evidence)
 
     def _read_tokens(self, record: RequestRecord, request_id: str, first: int, rows: slice) -> None:
-        """Note the tokens that a step reads."""
         request, ids = self.runner.requests[request_id], self.runner.input_ids.gpu[rows].tolist()
         record.prompt_length = request.num_prompt_tokens
         if request.prompt_token_ids is None:  # it was given as embeddings
@@ -300,52 +304,38 @@ class EngineCapture:
         else:
             record.read_tokens(first, ids, request.prompt_token_ids)
 
-    def _record_rows(
-        self,
-        layer: WatchedLayer,
-        record: RequestRecord,
-        first: int,
-        query: Tensor,
-        output: Tensor,
-        cache: Tensor,
-        blocks: Tensor,
-    ) -> None:
-        """Record rows of a request: queries (T, H, D) of the positions from `first` on, with their output."""
-        visible, call = self._read_call(layer, first, query, output, cache, blocks)
+    def _record_rows(self, layer: WatchedLayer, record: RequestRecord, rows: RequestRows) -> None:
+        visible, call = self._read_call(layer, rows)
+        first = rows.first
         m = call.attention_map()
         evidence = examine(m, call.v, call.output, max_rows=self.max_rows)
 
-        def stored(x: Tensor) -> Tensor:
+        of_keys = {"k": m.k, VALUES: call.v} if self.values else {"k": m.k}
+
+        def stored(rows: slice, keys: slice) -> dict[str, Tensor]:
+            parts = {"q": m.q[0, :, rows], "lse": m.lse[0, :, rows]}
+            parts |= {name: x[0, :, keys] for name, x in of_keys.items()}
             # On a CPU this would be vLLM's own memory, which the next step writes to.
-            return x.to("cpu", copy=True).contiguous()
+            return {name: x.to("cpu", copy=True).contiguous() for name, x in parts.items()}
 
         layer_record = record.layers.setdefault(layer.layer_id.name, LayerRecord(layer))
-        q, lse = stored(m.q[0]), stored(m.lse[0])
         before = first - visible  # the cached keys before the new ones
         if not layer_record.continues(first):
-            k, v = (stored(x[0, :, :before]) for x in (m.k, call.v))
-            if not layer_record.rewind(first, k) and first:
+            prefix = stored(slice(0), slice(before))
+            if not layer_record.rewind(first, prefix["k"]) and first:
                 # What lies behind the window is not there any more, and no row sees it.
-                k, v = (pad(x, (0, 0, visible, 0)) for x in (k, v))
-                prefix = LayerStep(0, q[:, :0], lse[:, :0], k, v if self.values else None, None)
-                layer_record.steps.append(prefix)
-        k, v = (stored(x[0, :, before:]) for x in (m.k, call.v))
-        layer_record.steps.append(LayerStep(first, q, lse, k, v if self.values else None, evidence))
+                prefix |= {name: pad(prefix[name], (0, 0, visible, 0)) for name in of_keys}
+                layer_record.steps.append(LayerStep(0, prefix, None))
+        layer_record.steps.append(LayerStep(first, stored(slice(None), slice(before, None)), evidence))
 
-    def _read_call(
-        self, layer: WatchedLayer, first: int, query: Tensor, output: Tensor, cache: Tensor, blocks: Tensor
-    ) -> tuple[int, AttentionCall]:
-        """Return the first key that rows from `first` on see, and their attention to the cached tokens.
-
-        `query` is (T, H, D), and `output` what vLLM computed, (T, H, E) or (T, H·E).
-        """
-        settings, T = layer.settings, len(query)
+    def _read_call(self, layer: WatchedLayer, rows: RequestRows) -> tuple[int, AttentionCall]:
+        """Return the first key that some rows see, and their attention to the cached tokens."""
+        settings, T, first = layer.settings, len(rows.query), rows.first
         visible = settings.first_visible(first)
-        cached = self._layout(layer, cache).read(cache, blocks, visible, first + T)
-        q, out = (x.transpose(0, 1)[None] for x in (query, output.view(T, settings.heads, -1)))
-        k, v = (x[None] for x in cached)
-        mask, scale, softcap, sinks = settings.mask, settings.scale, settings.softcap, settings.sinks
-        return visible, AttentionCall(q, k, v, out, None, mask, scale, softcap, sinks)
+        cached = self._layout(layer, rows.cache).read(rows.cache, rows.blocks, visible, first + T)
+        output = rows.output.view(T, settings.heads, -1)
+        q, k, v, output = (x[None] for x in (rows.query.transpose(0, 1), *cached, output.transpose(0, 1)))
+        return visible, AttentionCall(q, k, v, output, None, **settings.scoring)
 
     def _layout(self, layer: WatchedLayer, cache: Tensor) -> BlockLayout:
         """Where a layer's keys and values lie in its cache, learned when it first runs."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.recorder.certificates.certificate import Evidence, join_evidence
-from regard.recorder.layer import Layer
+from regard.recorder.layer import VALUES, Layer
 from regard.vllm.attention_settings import WatchedLayer
 
 
@@ -29,25 +29,20 @@ class LayerStep(NamedTuple):
     """
 
     first: int
-    q: Tensor  # (H, T, D), or (H, 0, D)
-    lse: Tensor  # (H, T), or (H, 0)
-    k: Tensor  # (G, T, D)
-    v: Tensor | None  # (G, T, E)
+    tensors: dict[str, Tensor]  # q (H, T, D), lse (H, T), k (G, T, D) and perhaps values (G, T, E)
     evidence: Evidence | None  # None without queries
 
     @property
     def stop(self) -> int:
         """The position after its last token."""
-        return self.first + self.k.shape[1]
+        return self.first + self.tensors["k"].shape[1]
 
     def before(self, position: int) -> LayerStep:
         """What it adds before a position."""
-        T = position - self.first
-        evidence, v = self.evidence, self.v
+        T, evidence = position - self.first, self.evidence
         if evidence is not None:
             evidence = replace(evidence, rows=min(evidence.rows, T), total_rows=T)
-        q, lse, k = self.q[:, :T], self.lse[:, :T], self.k[:, :T]
-        return LayerStep(self.first, q, lse, k, None if v is None else v[:, :T], evidence)
+        return LayerStep(self.first, {name: x[:, :T] for name, x in self.tensors.items()}, evidence)
 
 
 @dataclass
@@ -70,7 +65,7 @@ class LayerRecord:
         steps = [x if x.stop <= first else x.before(first) for x in self.steps if x.first < first]
         self.steps = []
         if steps and steps[-1].stop == first:
-            known = torch.cat([x.k for x in steps], 1)
+            known = torch.cat([x.tensors["k"] for x in steps], 1)
             if torch.equal(known[:, first - keys.shape[1] :], keys):
                 self.steps = steps
         return bool(self.steps)
@@ -78,24 +73,22 @@ class LayerRecord:
     def layer(self) -> Layer:
         """Return the layer with its map, whose rows are the last ones if it has a cached prefix."""
         layer, settings = self.watched, self.watched.settings
-        q, lse, k = (torch.cat(parts, 1)[None] for parts in zip(*(x[1:4] for x in self.steps), strict=True))
-        values = [x.v for x in self.steps if x.v is not None]
+        names = self.steps[0].tensors
+        tensors: dict[str, Any] = {
+            name: torch.cat([x.tensors[name] for x in self.steps], 1)[None] for name in names
+        }
+        values = tensors.pop(VALUES, None)
         evidence = [x.evidence for x in self.steps if x.evidence is not None]
-        m = AttentionMap(
-            q=q,
-            k=k,
-            lse=lse,
-            mask=settings.mask,
-            scale=settings.scale,
-            softcap=settings.softcap,
-            sinks=None if settings.sinks is None else settings.sinks.to("cpu", copy=True),
-        )
+        scoring = settings.scoring
+        if settings.sinks is not None:
+            scoring["sinks"] = settings.sinks.to("cpu", copy=True)
+        m = AttentionMap(**tensors, **scoring)
         return Layer(
             *layer.layer_id,
             m,
             reduce(partial(join_evidence, mask=settings.mask), evidence),
             layer.heads,
-            torch.cat(values, 1)[None] if values else None,
+            values,
             placement=layer.placement,
         )
 

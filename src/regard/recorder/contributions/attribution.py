@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.maps import WeightedMap
-from regard.recorder.contributions.output_projection import LinearWeights
+from regard.recorder.contributions.output_projection import LinearWeights, recorded_values
 from regard.recorder.contributions.residual_stream import (
     ResidualStream,
     StreamPass,
@@ -98,14 +98,12 @@ class Attribution:
         if layer not in self._gradients:
             raise KeyError(f"layer: expected one of {self.layers}, got {layer!r}")
         captured, at = self._layer(layer), self._gradients[layer]
-        if head not in captured.heads:
-            raise KeyError(f"head: expected one of those captured {list(captured.heads)}, got {head!r}")
+        head_map = captured.head_map(head)
         if len(at.rows) != 1:
             raise ValueError(f"edges: expected a logit that depends on one position, got {len(at.rows)}")
-        values, index = captured.values, captured.heads.index(head)
-        if values is None:
-            raise ValueError(f"layer {layer}: its values were not stored: capture with contributions=True")
-        m = captured.softmax_map("attribution by edge")[self.batch, index]  # (T, S)
+        values = recorded_values(captured)
+        m = head_map[self.batch]  # (T, S)
+        index = captured.heads.index(head)
         value = values[self.batch, index * values.shape[1] // len(captured.heads)]  # (S, E)
         direction = at.gradient[head].to(value.device)  # (E,)
         if at.gated_output is not None:
@@ -174,8 +172,27 @@ def attribute(
     notes = list(stream_pass.notes)
     if stream_pass.is_transformed:
         notes.append("the model scales or caps its logits: this is the logit before that")
-    total = sum(passed.length for passed in stream.passes)
-    return sums.attribution(name, position % total, batch, tuple(notes), layer)
+    widest = max((len(x) for x in sums.heads.values()), default=0)
+    heads = torch.zeros(len(sums.heads), widest, dtype=torch.float64, device="cpu")
+    for i, amounts in enumerate(sums.heads.values()):
+        heads[i, : len(amounts)] = amounts
+    return Attribution(
+        logit=sums.logit,
+        embedding=sums.embedding,
+        heads=heads,
+        layers=list(sums.heads),
+        mlps=torch.tensor(list(sums.mlps.values()), dtype=torch.float64, device="cpu"),
+        blocks=list(sums.mlps),
+        rest=sums.rest,
+        tolerance=ROUNDING_UNITS * largest_rounding_unit(stream_pass) * sums.squares**0.5,
+        is_linear=stream_pass.is_linear,
+        token=name,
+        position=position % sum(passed.length for passed in stream.passes),
+        batch=batch,
+        notes=tuple(notes),
+        _gradients=sums.gradients,
+        _layer=layer,
+    )
 
 
 class _TermSums:
@@ -185,9 +202,7 @@ class _TermSums:
         self.stream_pass, self.unembedding, self.batch, self.row = stream_pass, unembedding, batch, row
         self.logit = self.rest = self.embedding = 0.0
         self.squares = 0.0  # of all products that are added up: their rounding errors are independent
-        terms = stream_pass.terms
-        self.blocks = list(dict.fromkeys(term.block for term in terms if term.kind == "mlp"))
-        self.mlps = torch.zeros(len(self.blocks), dtype=torch.float64, device="cpu")
+        self.mlps = {term.block: 0.0 for term in stream_pass.terms if term.kind == "mlp"}
         self.heads: dict[int | str, Tensor] = {}
         self.gradients: dict[int | str, HeadGradient] = {}
 
@@ -237,7 +252,7 @@ class _TermSums:
         if term.kind == "embedding":
             self.embedding += amount
         elif term.kind == "mlp":
-            self.mlps[self.blocks.index(term.block)] += amount
+            self.mlps[term.block] += amount
         else:
             self.rest += amount
 
@@ -258,34 +273,3 @@ class _TermSums:
         is_gated = (projection.is_gated or term.is_edited) and len(merged)
         gated = merged[0].view(whole.shape) if is_gated else None
         self.gradients[layer] = HeadGradient(rows, whole, gated)
-
-    def attribution(
-        self,
-        name: str,
-        position: int,
-        batch: int,
-        notes: tuple[str, ...],
-        layer: Callable[[int | str], Layer],
-    ) -> Attribution:
-        """Return the sums as an attribution."""
-        widest = max((len(x) for x in self.heads.values()), default=0)
-        heads = torch.zeros(len(self.heads), widest, dtype=torch.float64, device="cpu")
-        for i, amounts in enumerate(self.heads.values()):
-            heads[i, : len(amounts)] = amounts
-        return Attribution(
-            logit=self.logit,
-            embedding=self.embedding,
-            heads=heads,
-            layers=list(self.heads),
-            mlps=self.mlps,
-            blocks=self.blocks,
-            rest=self.rest,
-            tolerance=ROUNDING_UNITS * largest_rounding_unit(self.stream_pass) * self.squares**0.5,
-            is_linear=self.stream_pass.is_linear,
-            token=name,
-            position=position,
-            batch=batch,
-            notes=notes,
-            _gradients=self.gradients,
-            _layer=layer,
-        )

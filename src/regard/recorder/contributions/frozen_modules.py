@@ -40,32 +40,24 @@ class FrozenMap(NamedTuple):
         return x.to(gradient.dtype)
 
 
-class _Frozen(torch.autograd.Function):
-    """A module's own output, bit for bit, with the backward pass of a fixed linear map."""
+class _Path(torch.autograd.Function):
+    """A module's own output, bit for bit, with the backward pass of a fixed linear map, if it has any."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor, frozen: FrozenMap | LinearWeights, output: tuple[Tensor]
+        ctx: Any,
+        variable: Tensor,
+        x: Tensor | None,
+        frozen: FrozenMap | LinearWeights | None,
+        output: tuple[Tensor],
     ) -> Tensor:
         ctx.frozen = frozen
         return output[0]  # in a tuple, so that autograd does not take it for an input
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        return ctx.frozen.transposed(gradient), gradient, None, None
-
-
-class _Start(torch.autograd.Function):
-    """A tensor as it is, whose gradient goes to a variable of the same shape."""
-
-    @staticmethod
-    def forward(ctx: Any, variable: Tensor, output: tuple[Tensor]) -> Tensor:
-        return output[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+        return gradient, None if ctx.frozen is None else ctx.frozen.transposed(gradient), None, None
 
 
 def gradient_variable(x: Tensor) -> Tensor:
@@ -73,15 +65,14 @@ def gradient_variable(x: Tensor) -> Tensor:
     return x.new_zeros(()).expand(x.shape).requires_grad_()
 
 
-def tracked(output: Tensor, variable: Tensor) -> Tensor:
-    """A tensor as the start of the residual path: its gradient goes to `variable`."""
-    started: Tensor = _Start.apply(variable, (output.detach(),))  # type: ignore[no-untyped-call]
-    return started
+def tracked(
+    output: Tensor, variable: Tensor, x: Tensor | None = None, frozen: FrozenMap | LinearWeights | None = None
+) -> Tensor:
+    """A module's own `output`, whose gradient goes to `variable`, and to its input x through a frozen map.
 
-
-def tracked_through(frozen: FrozenMap | LinearWeights, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
-    """A module's own `output`, whose gradient goes to x through a frozen map, and to the variable `bias`."""
-    result: Tensor = _Frozen.apply(x, bias, frozen, (output.detach(),))  # type: ignore[no-untyped-call]
+    Without an input it is a start of the residual path.
+    """
+    result: Tensor = _Path.apply(variable, x, frozen, (output.detach(),))  # type: ignore[no-untyped-call]
     return result
 
 

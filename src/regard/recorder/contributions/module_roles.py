@@ -120,7 +120,6 @@ def _inside_block(
 
 
 def _role_outside(module: nn.Module) -> Role | None:
-    """Return the role of a module outside the blocks."""
     if is_norm(module):
         return "norm"
     if is_linear(module):

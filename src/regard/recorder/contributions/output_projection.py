@@ -118,12 +118,7 @@ class OutputProjection:
                 f"layer {layer.key}: a gate multiplies what its heads add, which is then not the same for "
                 "every query: seen.attribution(token).edges(layer, head) gives it for one"
             )
-        values = layer.values
-        if values is None:
-            raise ValueError(
-                f"layer {layer.key}: its values were not stored: capture with contributions=True"
-            )
-        return self.value_norms(values, layer.heads)
+        return self.value_norms(recorded_values(layer), layer.heads)
 
     def value_norms(self, values: Tensor, heads: Sequence[int]) -> Tensor:
         """‖W_h · v_j‖ of every key j for each of the `heads`: (B, heads, S).
@@ -148,6 +143,13 @@ class OutputProjection:
             value = values[:, i * G // len(heads)].to(dtype)  # (B, S, E)
             norms[:, i] = (value @ triangles[i]).norm(dim=-1)
         return norms
+
+
+def recorded_values(layer: Layer) -> Tensor:
+    """Return the values (B, G, S, E) of a captured layer; a ValueError if they were not stored."""
+    if (values := layer.values) is None:
+        raise ValueError(f"layer {layer.key}: its values were not stored: capture with contributions=True")
+    return values
 
 
 def has_same_rows(merged: Tensor, output: Tensor) -> bool:

@@ -23,7 +23,6 @@ from regard.recorder.contributions.frozen_modules import (
     gradient_variable,
     recognise_norm,
     tracked,
-    tracked_through,
 )
 from regard.recorder.contributions.module_roles import ModuleRole
 from regard.recorder.contributions.output_projection import (
@@ -229,7 +228,8 @@ class StreamRecorder:
             call, projection = found
             self._projections[call.layer_id.key], self._found = projection, call
             # The model may write to the projection's input later.
-            return self._add_term("heads", role, output, own_memory(merged), projection, call)
+            term = {"projection": projection, "layer": call.layer_id.key, "is_edited": call.is_edited}
+            return self._add_term("heads", role, output, own_memory(merged), **term)
         if self._found is not None and has_same_rows(merged, self._found.output):
             key = self._found.layer_id.key
             self._projections.pop(key, None)
@@ -315,26 +315,14 @@ class StreamRecorder:
         role: ModuleRole,
         output: Tensor,
         value: Tensor | None = None,
-        projection: OutputProjection | None = None,
-        call: HeardCall | None = None,
+        **term: Any,
     ) -> Tensor:
         """Add a module's output to the terms, and return it as the start of a path."""
         torch.set_grad_enabled(True)  # from here on, if the module is inside attention
         variable = gradient_variable(output)
         # The model may write to this tensor in place.
         value = output.detach().clone() if value is None else value
-        self._pass.terms.append(
-            StreamTerm(
-                kind,
-                role.name,
-                role.block,
-                variable,
-                value,
-                projection,
-                None if call is None else call.layer_id.key,
-                call is not None and call.is_edited,
-            )
-        )
+        self._pass.terms.append(StreamTerm(kind, role.name, role.block, variable, value, **term))
         return tracked(output, variable)
 
     def _through(
@@ -344,7 +332,7 @@ class StreamRecorder:
         bias = gradient_variable(output)
         if frozen.bias is not None:
             self._pass.terms.append(StreamTerm("bias", role.name, role.block, bias, frozen.bias))
-        return tracked_through(frozen, x, output, bias)
+        return tracked(output, bias, x, frozen)
 
     def _take_state(self, state: Tensor, output: Tensor) -> None:
         """Keep the input of the unembedding, (B, n, d) or (B, d)."""

@@ -38,13 +38,8 @@ class Segment(NamedTuple):
 
     mask: Mask
     sizes: CallSizes
-    first_row: int
-    first_key: int
-
-
-def segments_of(mask: Mask, sizes: CallSizes) -> tuple[Segment, ...]:
-    """Return the segments of a mask: its own if it is piecewise, otherwise one of these sizes."""
-    return mask.segments if isinstance(mask, PiecewiseMask) else (Segment(mask, sizes, 0, 0),)
+    first_row: int = 0
+    first_key: int = 0
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -111,37 +106,27 @@ class PiecewiseMask(Mask):
 
 
 def join_masks(
-    old: Mask,
-    before: CallSizes,
-    new: Mask,
-    added: CallSizes,
-    kind: str,
-    order: Tensor | None,
-    B: int,
-    H: int,
-    device: torch.device,
+    old: Segment, new: Segment, kind: str, order: Tensor | None, B: int, H: int, device: torch.device
 ) -> Mask:
     """Return one mask for the rows so far and the rows that a call adds.
 
-    - `old`: the mask of the rows so far, which are of the sizes `before`.
-    - `new`: the mask of the call, which has the sizes `added`.
+    - `old`, `new`: the masks of the rows so far and of the call.
     - `kind`: how the call continues the rows, as in `StripStep`.
     - `order`: for each batch entry, the old sequence that it continues; None if the batch was not reordered.
     - `B`, `H`: the batch size and the number of heads.
     """
     if order is not None:
-        old = old.select(order, slice(None))
+        old = old._replace(mask=old.mask.select(order, slice(None)))
+    before, added = old.sizes, new.sizes
     S = {"after": before.S + added.T, "again": before.S, "beside": before.S + added.S}[kind]
     whole = CallSizes(before.T + added.T, S)
-    piecewise = PiecewiseMask(
-        (*segments_of(old, before), Segment(new, added, before.T, whole.S - added.S)),
-        whole,
-    )
-    extended = _extended(old, before, new, added, kind, (B, H, *before), device)
+    earlier = old.mask.segments if isinstance(old.mask, PiecewiseMask) else (old,)
+    piecewise = PiecewiseMask((*earlier, new._replace(first_row=before.T, first_key=S - added.S)), whole)
+    extended = _extended(old, new, kind, B, H, device)
     if extended is None or extended.shape_error(B, H, *whole) is not None:
         return piecewise
     # A mask by position or of padding has no single row that is unlike the others. Any other may have one.
-    is_regular = all(part.positional or part.is_padding for part in new.conjuncts())
+    is_regular = all(part.positional or part.is_padding for part in new.mask.conjuncts())
     if not is_regular and added.T * S > MAX_COMPARED:
         return piecewise
     rows = before.T + sampled_rows(added.T, SAMPLED if is_regular else added.T, device)
@@ -163,41 +148,30 @@ def _agree(mask: Mask, exact: Mask, rows: Tensor, keys: Tensor, shape: tuple[int
     return bias is not None and expected is not None and bool((~allowed | (bias == expected)).all())
 
 
-def _extended(
-    old: Mask,
-    before: CallSizes,
-    new: Mask,
-    added: CallSizes,
-    kind: str,
-    shape: tuple[int, int, int, int],
-    device: torch.device,
-) -> Mask | None:
-    """Return the old mask extended to the new rows, or None if it cannot be expected to hold for them.
-
-    `shape` is (B, H, T, S) of the rows so far; the other arguments are those of `join_masks`.
-    """
-    conjuncts = new.conjuncts()
+def _extended(old: Segment, new: Segment, kind: str, B: int, H: int, device: torch.device) -> Mask | None:
+    """Return the old mask extended to the new rows, or None if it cannot be expected to hold for them."""
+    (mask, before, *_), added, conjuncts = old, new.sizes, new.mask.conjuncts()
     if kind == "beside":
         if conjuncts:
             return None
         one_document = Documents(torch.zeros(1, before.S, dtype=torch.long, device=device))
-        return (one_document if old is full else old).append_document(added.S)
+        return (one_document if mask is full else mask).append_document(added.S)
     if kind == "again":
-        return old if all(conjunct.is_padding for conjunct in old.conjuncts()) else None
+        return mask if all(conjunct.is_padding for conjunct in mask.conjuncts()) else None
     masks: list[Mask] = []
-    for conjunct in old.conjuncts():
+    for conjunct in mask.conjuncts():
         extended = conjunct.extend(conjuncts, *added)
         if extended is None:
             return None
         masks.append(extended)
-    if not any(mask.is_causal for mask in masks):
+    if not any(x.is_causal for x in masks):
         if before.T > 1:
             return None
         masks.insert(0, causal)  # one query that sees all keys is the start of a causal map
-    is_token = next((mask.key_padding(added.S) for mask in conjuncts if mask.is_padding), None)  # (B, S)
-    if is_token is not None and not any(mask.is_padding for mask in masks):
+    is_token = next((x.key_padding(added.S) for x in conjuncts if x.is_padding), None)  # (B, S)
+    if is_token is not None and not any(x.is_padding for x in masks):
         hidden = (~is_token[:, : before.S]).any(0).nonzero().flatten()
-        if len(hidden) and bool(old.tile(range(before.T), hidden, shape, device=device).any()):
+        if len(hidden) and bool(mask.tile(range(before.T), hidden, (B, H, *before), device=device).any()):
             return None  # earlier rows see keys that the new mask hides
         masks.append(Padding(pad(is_token, (before.S + added.T - is_token.shape[1], 0), value=True)))
     return conjunction(masks)

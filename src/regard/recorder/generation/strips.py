@@ -17,12 +17,12 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
-from regard.recorder.certificates.certificate import Evidence, join_evidence, sampled_rows
-from regard.recorder.generation.mask_join import CallSizes, join_masks
-from regard.recorder.layer import Layer, LayerData, LayerMap
+from regard.recorder.certificates.certificate import join_evidence, sampled_rows
+from regard.recorder.generation.mask_join import CallSizes, Segment, join_masks
+from regard.recorder.layer import VALUES, Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
+from regard.recorder.receiver import Slot
 
-VALUES = "values"
 PROBES = 64  # the number of keys that are kept for comparison with later calls if not all are in memory
 
 
@@ -63,15 +63,24 @@ def _matched(
     return step if match is not None and bool(match.any(1).all()) else None
 
 
-class Addition(NamedTuple):
-    """What a call adds to a strip."""
+class StripCall(NamedTuple):
+    """An attention call that has been compared, as a layer by itself: it starts a strip, or continues one."""
 
-    step: StripStep
-    tensors: dict[str, Tensor]  # the map's `TOKEN_FIELDS` and perhaps the values, for the new tokens only
-    mask: Mask
-    sizes: CallSizes  # of the call
-    evidence: Evidence
-    state: Tensor | None  # that a linear layer returned
+    slot: Slot
+    layer: Layer
+    state: Tensor | None  # that a linear layer returned, (B, H, D, E)
+
+    @property
+    def map(self) -> LayerMap:
+        """The map of the call, which is in memory, also if other ranks have other rows of it."""
+        m = self.layer.data().map
+        assert m is not None
+        return m
+
+    @property
+    def sizes(self) -> CallSizes:
+        """Its numbers of queries and keys."""
+        return CallSizes(*self.layer.shape[2:])
 
 
 class Strip:
@@ -82,8 +91,8 @@ class Strip:
     """
 
     def __init__(self, layer: Layer, m: LayerMap, state: Tensor | None = None) -> None:
-        self.layer, self.fields, self.state = layer, m.TOKEN_FIELDS, state
-        self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings.of(m)
+        self.layer, self.state = layer, state
+        self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings(m)
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
         # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample if none are kept.
@@ -93,7 +102,7 @@ class Strip:
         # statistics are to keep none.
         self.probes = m.k if is_kept else m.k[:, :, self.probed]
         self.order: Tensor | None = None  # how the first call's batch has been reordered since
-        self.added: dict[str, list[Tensor]] = {name: [] for name in (*self.fields, VALUES)}
+        self.added: dict[str, list[Tensor]] = {name: [] for name in (*m.TOKEN_FIELDS, VALUES)}
 
     @property
     def grown(self) -> bool:
@@ -115,7 +124,7 @@ class Strip:
             return _matched("after", (self.state.to(state),), (state,))
         if self.layer.shape[:2] != (B, H) or m.k.shape[1] != self.probes.shape[1]:
             return None
-        if self.scores != ScoreSettings.of(m):
+        if self.scores != ScoreSettings(m):
             return None
         cached = S - T  # old keys that this call still has, the last ones
         # As many queries as keys on the same keys are the same text once more, not a continuation of it.
@@ -166,23 +175,8 @@ class Strip:
         olds, news = zip(*pairs, strict=True)
         return _matched(kind, olds, news)
 
-    def addition(
-        self, step: StripStep, m: LayerMap, values: Tensor | None, evidence: Evidence, state: Tensor | None
-    ) -> Addition:
-        """Return what a call with map `m` and `values` adds; of their old keys nothing is kept."""
-        T, S = m.matrix[2:]
-        tensors = {name: x for name, x in m.tensors().items() if name in self.fields}
-        if values is not None:
-            tensors[VALUES] = values
-        new = {"after": T, "again": 0, "beside": S}[step.kind]
-        if new < S:
-            of_keys = tensors.keys() & {"k", VALUES}
-            # A view of the new keys would hold the old ones in memory as well.
-            tensors |= {name: tensors[name][:, :, S - new :].clone() for name in of_keys}
-        return Addition(step, tensors, m.mask, CallSizes(T, S), evidence, state)
-
-    def extend(self, addition: Addition, order: Tensor | None, mask: Mask) -> None:
-        """Append a call.
+    def extend(self, step: StripStep, call: StripCall, order: Tensor | None, mask: Mask) -> None:
+        """Append a call; of its old keys nothing is kept.
 
         `order` says for each batch entry which old sequence it continues; None means its own. `mask` is the
         mask of all rows.
@@ -192,24 +186,25 @@ class Strip:
             self.probes = self.probes[order]
             for parts in self.added.values():
                 parts[:] = [part[order] for part in parts]
-        for name, x in addition.tensors.items():
-            self.added[name].append(x)
-        self.T += addition.tensors["q"].shape[2]
-        self.S += addition.tensors["k"].shape[2]
-        self.mask, self.state = mask, addition.state
-        self.evidence = join_evidence(self.evidence, addition.evidence, mask)
+        T, S = call.sizes
+        new = {"after": T, "again": 0, "beside": S}[step.kind]
+        for name, x in call.layer.data().tensors().items():
+            if name in self.added:
+                # A view of the new keys would hold the old ones in memory as well.
+                is_cut = new < S and name in ("k", VALUES)
+                self.added[name].append(x[:, :, S - new :].clone() if is_cut else x)
+        self.T, self.S = self.T + T, self.S + new
+        self.mask, self.state = mask, call.state
+        self.evidence = join_evidence(self.evidence, call.layer.evidence, mask)
 
     def finished(self) -> Layer:
         """Return the whole layer."""
-        layer, m, values = self.layer, self.layer.map, self.layer.values
-        tensors = {name: x for name, x in m.tensors().items() if name in self.fields}
-        if values is not None:
-            tensors[VALUES] = values
-        for name, x in tensors.items():
-            first = x if self.order is None else x[self.order]
+        layer, m, tensors = self.layer, self.layer.map, self.layer.data().tensors()
+        for name in self.added.keys() & tensors.keys():
+            first = tensors[name] if self.order is None else tensors[name][self.order]
             if self.first_keys < m.matrix[3]:  # some of its tokens were taken back
                 first = first[:, :, : self.first_keys]
-            tensors[name] = torch.cat([first, *(part.to(x.device) for part in self.added[name])], 2)
+            tensors[name] = torch.cat([first, *(part.to(first.device) for part in self.added[name])], 2)
         values = tensors.pop(VALUES, None)
         # Rows that were taken back had been counted.
         evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
@@ -241,18 +236,18 @@ class StripMasks:
         """Forget the masks of a forward pass."""
         self._masks.clear()
 
-    def join(self, strip: Strip, addition: Addition, order: Tensor | None) -> Mask:
-        """Return the mask of a strip with an addition; layers that share their masks share the result."""
+    def join(self, strip: Strip, step: StripStep, call: StripCall, order: Tensor | None) -> Mask:
+        """Return the mask of a strip with a call; layers that share their masks share the result."""
         if strip.layer.is_linear:
             return strip.mask  # causal, whatever is added
-        q = addition.tensors["q"]
-        B, H = q.shape[:2]
-        kind, before, device = addition.step.kind, CallSizes(strip.T, strip.S), q.device
-        key = (id(strip.mask), id(addition.mask), kind, before, addition.sizes, device)
+        m, before = call.map, CallSizes(strip.T, strip.S)
+        B, H, *_ = m.matrix
+        key = (id(strip.mask), id(m.mask), step.kind, before, call.sizes, m.device)
         if key not in self._masks:
-            mask = join_masks(strip.mask, before, addition.mask, addition.sizes, kind, order, B, H, device)
+            masks = Segment(strip.mask, before), Segment(m.mask, call.sizes)
+            mask = join_masks(*masks, step.kind, order, B, H, m.device)
             # The two masks are stored to keep them alive, so that no id is used twice.
-            self._masks[key] = (mask, strip.mask, addition.mask)
+            self._masks[key] = (mask, strip.mask, m.mask)
         return self._masks[key][0]
 
 

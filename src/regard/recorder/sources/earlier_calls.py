@@ -39,7 +39,7 @@ class EarlierCall:
     @classmethod
     def of(cls, call: AttentionCall) -> EarlierCall:
         """Remember a call."""
-        scores, counts = ScoreSettings.of(call), _write_counts(call.q, call.k, call.mask)
+        scores, counts = ScoreSettings(call), _write_counts(call.q, call.k, call.mask)
         return cls(call.q, call.k, call.mask, scores, counts)
 
     @property

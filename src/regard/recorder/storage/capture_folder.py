@@ -19,6 +19,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,12 +27,16 @@ import torch
 from torch import Tensor
 
 from regard.recorder.certificates.certificate import Evidence
-from regard.recorder.layer import Layer, LayerData, LayerId
+from regard.recorder.layer import Layer, LayerData
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
-from regard.recorder.storage.evidence_data import describe_evidence
-from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
-from regard.recorder.storage.store_base import Store
+from regard.recorder.storage.picture_files import (
+    PICTURE_FILE,
+    PicturesDescription,
+    describe_pictures,
+    write_pictures,
+)
+from regard.recorder.storage.stores import Store
 from regard.support.file_lock import FileLock
 from regard.support.files import (
     CaptureFileError,
@@ -40,11 +45,11 @@ from regard.support.files import (
     make_folder,
     remove_temporary_files,
 )
+from regard.support.plain_data import to_plain
 from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.recorder.result import Capture
-    from regard.recorder.tokens_of_maps.predictions import Predictions
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"
@@ -73,56 +78,55 @@ def write_capture(seen: Capture, folder: Folder) -> None:
         folder.release()
 
 
-class LayerFile(NamedTuple):
-    """The file of a layer, and who wrote it."""
+class LayerDescription(NamedTuple):
+    """A layer as `capture.json` has it; the checksum is compared with that of its file at the first use."""
 
-    path: Path
+    number: int
+    name: str
+    stack: str
+    shape: tuple[int, int, int, int]
+    heads: tuple[int, ...]
+    file: str
     checksum: int
-    """Compared with that of the file at its first use."""
-    shard: ShardId | None = None
-    """The shard that the layer belongs to, as the file has to say too."""
-    folder: Folder | None = None
-    """The folder that wrote it: a temporary one is deleted with the last of its layers."""
+    evidence: Evidence
+    placement: Placement | None = None
+
+    @classmethod
+    def of(cls, layer: Layer, file: str, checksum: int) -> LayerDescription:
+        """Describe a layer as it is now, whose tensors are in a file."""
+        about = (layer.shape, layer.heads, file, checksum, layer.evidence, layer.placement)
+        return cls(*layer.layer_id, *about)
 
 
 class StoredLayer(Layer):
     """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
 
-    `shape` and `evidence` come from `capture.json`, so that neither needs the file.
+    `shape` and `evidence` are as `described`, so that neither needs the file, which is in the folder `path`
+    and says which `shard` it belongs to; `folder` is what has written it.
     """
 
     def __init__(
-        self,
-        layer_id: LayerId,
-        shape: Sequence[int],
-        evidence: Evidence,
-        heads: Sequence[int],
-        placement: Placement | None,
-        stored: LayerFile,
+        self, described: LayerDescription, path: Path, shard: ShardId | None, folder: Folder | None = None
     ) -> None:
-        super().__init__(*layer_id, None, evidence, heads, placement=placement)
-        self._shape = tuple(shape)
-        self.stored, self.file = stored, stored.path
+        number, name, stack, shape, heads, file, checksum, evidence, placement = described
+        super().__init__(number, name, stack, None, evidence, heads, placement=placement)
+        self._shape = shape
+        self.file, self.checksum, self.shard = path / file, checksum, shard
+        self.folder = folder  # that wrote it: a temporary one is deleted with the last of its layers
         self._is_checked = False
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape (B, H, T, S) of its map."""
-        B, H, T, S = self._shape
-        return B, H, T, S
 
     def data(self) -> LayerData:
         """Open the file and return its tensors, which are read from disk when they are used."""
         is_map = self.placement is None or self.placement.is_map
-        data = layer_file.read(self.file, shard_label(self, self.stored.shard), is_map)
+        data = layer_file.read(self.file, shard_label(self, self.shard), is_map)
         if data.matrix != self.shape:
             raise CaptureFileError(
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
                 f"got {data.matrix}"
             )
-        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.stored.checksum:
+        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.checksum:
             raise CaptureFileError(
-                f"{self.file} is damaged: expected a file with the checksum {self.stored.checksum:08x}, as "
+                f"{self.file} is damaged: expected a file with the checksum {self.checksum:08x}, as "
                 f"{INDEX} says, got {found:08x}"
             )
         self._is_checked = True
@@ -138,10 +142,19 @@ class Folder(Store):
     """A folder that layers are written to one by one.
 
     From the first layer that is put until `release` no other capture can be written to it: an `InUseError`
-    says who writes. `shard` says which part of a capture it gets, if several processes make the capture.
+    says who writes. `shard` says which part of a capture it gets, if several processes make the capture;
+    further `places` are kept from others, too.
     """
 
-    def __init__(self, path: str | os.PathLike[str], shard: ShardId | None = None) -> None:
+    can_wait = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        shard: ShardId | None = None,
+        places: Sequence[Path] = (),
+    ) -> None:
+        super().__init__()
         self.path, self.shard = Path(path), shard
         make_folder("path", self.path, "a folder for the capture")
         if (self.path / SHARDS).exists():
@@ -150,7 +163,7 @@ class Folder(Store):
                 "of several: choose another folder"
             )
         check_folder_writable("path", self.path)
-        self._lock: FileLock | None = None
+        self._places, self._locks = [self.path, *places], list[FileLock]()
         # Another capture that writes here is refused now, before the model runs.
         self._own()
         self.release()  # until the first layer comes, which may be never
@@ -171,14 +184,13 @@ class Folder(Store):
 
     def release(self) -> None:
         """Let other captures be written to the folder."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        while self._locks:
+            self._locks.pop().release()
 
     def _own(self) -> None:
         """Keep other captures from being written to the folder."""
-        if self._lock is None:
-            self._lock = FileLock(self.path / LOCK, "path", self.path)
+        for place in self._places[len(self._locks) :]:
+            self._locks.append(FileLock(place / LOCK, "path", place))
 
     def _put(self, layer: Layer, instead_of: Layer | None) -> Layer:
         # Written to a file, from which the layer that is returned reads.
@@ -190,11 +202,10 @@ class Folder(Store):
         name = re.sub(r"[^\w.-]", "_", str(layer.key))[:100]
         file = self.path / f"layer-{name}-{next(self._names)}.safetensors"
         layer_file.write(layer.data(), file, shard_label(layer, self.shard))
-        if isinstance(instead_of, StoredLayer) and instead_of.stored.folder is self:
+        if isinstance(instead_of, StoredLayer) and instead_of.folder is self:
             instead_of.file.unlink(missing_ok=True)
-        stored = LayerFile(file, layer_file.checksum(file), self.shard, self)
-        layer_id, placement = layer.layer_id, layer.placement
-        return StoredLayer(layer_id, layer.shape, layer.evidence, layer.heads, placement, stored)
+        described = LayerDescription.of(layer, file.name, layer_file.checksum(file))
+        return StoredLayer(described, self.path, self.shard, self)
 
     def finish(self, seen: Capture) -> None:
         """Write `capture.json`, so that the folder holds this capture, and delete the files of older ones."""
@@ -229,59 +240,53 @@ def versions() -> dict[str, str]:
     return numbers
 
 
+class PredictionsDescription(NamedTuple):
+    """Predictions as `capture.json` has them: flat lists; a loss that is not known is null."""
+
+    likeliest: list[int]
+    probabilities: list[float]
+    losses: list[float | None]
+    ranks: list[int]
+    words: dict[int, str]
+
+
+@dataclass(frozen=True)
+class CaptureDescription:
+    """A capture as `capture.json` has it: its fields have the names of those of a `Capture`."""
+
+    model: str
+    layers: list[LayerDescription]
+    ids: list[list[int]] | None = None
+    tokens: list[list[str]] | None = None
+    target_ids: list[list[int]] | None = None
+    target_tokens: list[list[str]] | None = None
+    attention_mask: list[list[int]] | None = None
+    boundary: int | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    other_mixers: dict[str, str] = field(default_factory=dict)
+    is_whole: bool = True
+    edits: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    shard: ShardId | None = None
+    predictions: PredictionsDescription | None = None
+    pictures: PicturesDescription | None = None
+
+
 def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str]) -> dict[str, Any]:
     """Describe a capture as plain data, without its tensors.
 
     `stored` are its layers, and `pictures` the names of its pictures' files.
     """
-    layers = [
-        {
-            "number": layer.number,
-            "name": layer.name,
-            "stack": layer.stack,
-            "shape": list(layer.shape),
-            "heads": list(layer.heads),
-            "file": layer.file.name,
-            "checksum": layer.stored.checksum,
-            "placement": None if layer.placement is None else layer.placement._asdict(),
-            "evidence": describe_evidence(layer.evidence),
+    described = {x.name: getattr(seen, x.name) for x in dataclasses.fields(CaptureDescription)}
+    described |= {name: x.long().tolist() for name, x in described.items() if isinstance(x, Tensor)}
+    described["layers"] = [LayerDescription.of(x, x.file.name, x.checksum) for x in stored]
+    if (predictions := seen.predictions) is not None:
+        lists = {
+            name: getattr(predictions, name).flatten().tolist() for name in PredictionsDescription._fields[:4]
         }
-        for layer in stored
-    ]
-    return {
-        "format": FORMAT,
-        "model": seen.model,
-        "versions": versions(),
-        "certified": seen.certificate.certified,
-        "missing": seen.missing,
-        "other_mixers": seen.other_mixers,
-        "is_whole": seen.is_whole,
-        "shard": None if seen.shard is None else seen.shard._asdict(),
-        "edits": list(seen.edits),
-        "fingerprint": seen.fingerprint,
-        "boundary": seen.boundary,
-        "layers": layers,
-        "tokens": seen.tokens,
-        "ids": _json_rows(seen.ids),
-        "target_tokens": seen.target_tokens,
-        "target_ids": _json_rows(seen.target_ids),
-        "attention_mask": _json_rows(None if seen.attention_mask is None else seen.attention_mask.int()),
-        "predictions": None if seen.predictions is None else _json_predictions(seen.predictions),
-        "pictures": None if seen.pictures is None else describe_pictures(seen.pictures, pictures),
-    }
-
-
-def _json_predictions(predictions: Predictions) -> dict[str, Any]:
-    """Describe predictions as flat lists; a loss that is NaN becomes null."""
-    losses: list[float] = predictions.losses.flatten().tolist()
-    return {
-        "likeliest": predictions.likeliest.flatten().tolist(),
-        "probabilities": predictions.probabilities.flatten().tolist(),
-        "losses": [None if math.isnan(loss) else loss for loss in losses],
-        "ranks": predictions.ranks.flatten().tolist(),
-        "words": {str(token): word for token, word in predictions.words.items()},
-    }
-
-
-def _json_rows(table: Tensor | None) -> list[list[int]] | None:
-    return None if table is None else table.tolist()
+        lists["losses"] = [None if math.isnan(loss) else loss for loss in lists["losses"]]
+        described["predictions"] = PredictionsDescription(**lists, words=predictions.words)
+    if seen.pictures is not None:
+        described["pictures"] = describe_pictures(seen.pictures, pictures)
+    about = {"format": FORMAT, "versions": versions(), "certified": seen.certificate.certified}
+    return {**about, **to_plain(described)}

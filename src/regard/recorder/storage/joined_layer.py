@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.head_join import join_heads
 from regard.maps import AttentionMap
 from regard.recorder.certificates.certificate import Evidence, join_shard_evidence
-from regard.recorder.layer import Layer, LayerData, LayerMap, shard_evidence
+from regard.recorder.layer import VALUES, Layer, LayerData, LayerMap, shard_evidence
 from regard.recorder.placement import Runs, kv_slots
 from regard.recorder.result import Capture
 from regard.recorder.summary import LayerSummary
@@ -78,17 +78,13 @@ def _join_layer(parts: list[Layer], evidence: list[Evidence]) -> Layer:
     return whole[0]
 
 
-class Piece(NamedTuple):
-    """A tensor of a part, and where it goes in the tensor of the whole layer."""
-
-    tensor: Tensor  # (B, heads, positions, …)
-    heads: list[int]  # indices in the whole layer
-    positions: Runs | None  # None for all of them
+Piece = tuple[Tensor, list[int], Runs | None]
+"""A tensor (B, heads, positions, …) of a part, and where it goes in that of the layer: None is everywhere."""
 
 
 def _put_together(pieces: Sequence[Piece], shape: Sequence[int]) -> Tensor:
     """Return the tensor (B, H, T, …) of this shape, up to its last axes, whose pieces these are."""
-    first = pieces[0].tensor
+    first, *_ = pieces[0]
     whole = first.new_empty(*shape, *first.shape[3:])
     for tensor, heads, positions in pieces:
         runs = ((0, shape[2]),) if positions is None else positions
@@ -96,10 +92,7 @@ def _put_together(pieces: Sequence[Piece], shape: Sequence[int]) -> Tensor:
         expected = (shape[0], len(heads), len(rows), *first.shape[3:])
         if tensor.shape != expected or tensor.dtype != first.dtype:
             raise ValueError(f"expected {expected} {first.dtype}, got {tuple(tensor.shape)} {tensor.dtype}")
-        if positions is None:
-            whole[:, heads] = tensor
-        else:
-            whole[:, torch.tensor(heads, device="cpu")[:, None], rows] = tensor
+        whole[:, torch.tensor(heads, device="cpu")[:, None], rows] = tensor
     return whole
 
 
@@ -157,11 +150,6 @@ class JoinedLayer(Layer):
                 )
         return size
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape (B, H, T, S) of its map."""
-        return self._shape
-
     def head_map(self, head: int) -> LayerMap:
         """Return the map (B, T, S) of one head; if one rank has all of it, from that rank's file alone."""
         for part, placement in self.parts:
@@ -182,62 +170,46 @@ class JoinedLayer(Layer):
     def _join(self) -> LayerData:
         data = [part.data() for part, _ in self.parts]
         maps = [x.map for x in data if isinstance(x.map, AttentionMap)]
-        values = [x.values for x in data if x.values is not None]
-        if len(maps) not in (0, len(data)) or len(values) not in (0, len(data)):
+        if len(maps) not in (0, len(data)) or len({x.values is None for x in data}) > 1:
             raise ValueError("expected the same kinds of tensors of all ranks, got more of some")
-        joined_values = self._join_keys(values) if values else None
-        if not maps:
-            summaries = [x.summary for x in data if x.summary is not None]
-            if len(summaries) != len(data):
-                raise ValueError(
-                    "its map is of linear attention, of which each rank must have the whole layer"
-                )
-            return LayerData(values=joined_values, summary=self._join_summaries(summaries))
+        if not maps and any(x.summary is None for x in data):
+            raise ValueError("its map is of linear attention, of which each rank must have the whole layer")
+        if not maps and not all(placement.is_map for _, placement in self.parts):
+            raise ValueError("expected statistics of all rows on every rank, got some of them")
         for name in ("scale", "softcap"):
             self._check_same(name, [getattr(m, name) for m in maps])
-        sinks = [m.sinks for m in maps if m.sinks is not None]
-        if len(sinks) not in (0, len(maps)):
+        tensors = [x.tensors() for x in data]
+        if len({"sinks" in x for x in tensors}) > 1:
             raise ValueError("expected sink logits on all ranks or on none")
-        rows = [placement.rows for _, placement in self.parts]
-        joined = AttentionMap(
-            q=self._join_heads([m.q for m in maps], rows),
-            k=self._join_keys([m.k for m in maps]),
-            lse=self._join_heads([m.lse for m in maps], rows),
-            mask=self._join_masks([m.mask for m in maps]),
-            scale=maps[0].scale,
-            softcap=maps[0].softcap,
-            sinks=self._join_heads([x[None, :, None] for x in sinks]).flatten() if sinks else None,
-        )
-        joined.mask.check(joined.matrix)
-        return LayerData(joined, joined_values)
+        joined: dict[str, Any] = {
+            name: self._join_tensors(name, [x[name] for x in tensors]) for name in tensors[0]
+        }
+        values = joined.pop(VALUES, None)
+        if not maps:
+            return LayerData(values=values, summary=LayerSummary(**joined))
+        mask, first = self._join_masks([m.mask for m in maps]), maps[0]
+        m = AttentionMap(**joined, mask=mask, scale=first.scale, softcap=first.softcap)
+        m.mask.check(m.matrix)
+        return LayerData(m, values)
 
-    def _join_heads(self, tensors: Sequence[Tensor], rows: Sequence[Runs | None] | None = None) -> Tensor:
-        """Join tensors (B, h, n, …) of all parts; `rows` are those of the layer that each part has.
-
-        Without them the tensors have the same n for every head.
-        """
-        pieces = []
-        for i, (x, (part, _)) in enumerate(zip(tensors, self.parts, strict=True)):
-            heads = [self.heads.index(head) for head in part.heads]
-            pieces.append(Piece(x, heads, None if rows is None else rows[i]))
-        length = tensors[0].shape[2] if rows is None else self.shape[2]
-        return _put_together(pieces, (len(tensors[0]), len(self.heads), length))
-
-    def _join_keys(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Join tensors (B, g, s, …) of all parts, with each key/value head as often as the layer needs it."""
-        pieces = []
-        for x, (_, placement) in zip(tensors, self.parts, strict=True):
+    def _join_tensors(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Join one tensor of all parts, with each key/value head as often as the layer needs it."""
+        if name == "sinks":
+            return self._join_tensors("", [x[None, :, None] for x in tensors]).flatten()
+        pieces: list[Piece] = []
+        for x, (part, placement) in zip(tensors, self.parts, strict=True):
+            if name not in ("k", VALUES):
+                heads = [self.heads.index(head) for head in part.heads]
+                pieces.append((x, heads, placement.rows if name in ("q", "lse") else None))
+                continue
             if x.shape[1] != len(placement.kv_heads):
                 raise ValueError(f"expected {len(placement.kv_heads)} key/value heads, got {x.shape[1]}")
             slots = [i for i, head in enumerate(self._slots) if head in placement.kv_heads]
             local = [placement.kv_heads.index(self._slots[i]) for i in slots]
-            pieces.append(Piece(x[:, local], slots, placement.keys))
-        return _put_together(pieces, (self.shape[0], len(self._slots), self.shape[3]))
-
-    def _join_summaries(self, summaries: Sequence[LayerSummary]) -> LayerSummary:
-        if not all(placement.is_map for _, placement in self.parts):
-            raise ValueError("expected statistics of all rows on every rank, got some of them")
-        return LayerSummary(*(self._join_heads(tensors) for tensors in zip(*summaries, strict=True)))
+            pieces.append((x[:, local], slots, placement.keys))
+        count = len(self._slots if name in ("k", VALUES) else self.heads)
+        lengths = {"q": self.shape[2], "lse": self.shape[2], "k": self.shape[3], VALUES: self.shape[3]}
+        return _put_together(pieces, (len(tensors[0]), count, lengths.get(name, tensors[0].shape[2])))
 
     def _join_masks(self, masks: Sequence[Mask]) -> Mask:
         listed = [head for part, _ in self.parts for head in part.heads]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.tensor_masks import TensorMask
-from regard.maps import LinearAttentionMap, loader, storage
-from regard.recorder.layer import LayerData, LayerMap
+from regard.maps import AttentionMap, LinearAttentionMap, loader, storage
+from regard.recorder.layer import LayerData
 from regard.recorder.summary import LayerSummary
 from regard.support.files import CaptureFileError, open_file, shorten
 from regard.support.safetensor_files import read_safetensors, write_safetensors
@@ -32,8 +32,10 @@ def write(data: LayerData, path: Path, shard: str = "") -> None:
     """Write the tensors of a layer to a file, atomically; `shard` names the shard it belongs to, if any."""
     values = {} if data.values is None else {VALUES: data.values}
     label = {SHARD: shard} if shard else {}
-    if data.map is not None:
-        storage.save(with_storable_mask(data.map), path, values, label)
+    if (m := data.map) is not None:
+        if isinstance(m, AttentionMap):
+            m = m._with(mask=storable_mask(m.mask, m.matrix, m.device), kept=m.kept)
+        storage.save(m, path, values, label)
     elif data.summary is not None:
         write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT, **label})
 
@@ -84,12 +86,6 @@ def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in fields.items())
         raise CaptureFileError(f"{path} is damaged: {shapes} do not fit together")
     return summary
-
-
-def with_storable_mask(m: LayerMap) -> LayerMap:
-    """Return the map, with a tensor in place of its mask if a part of the mask is a function."""
-    mask = storable_mask(m.mask, m.matrix, m.device)
-    return m if mask is m.mask or isinstance(m, LinearAttentionMap) else m._with(mask=mask, kept=m.kept)
 
 
 def storable_mask(mask: Mask, matrix: tuple[int, int, int, int], device: torch.device) -> Mask:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.maps import loader as map_loader
-from regard.recorder.certificates.certificate import Evidence
-from regard.recorder.layer import LayerId, LayerMap
+from regard.recorder.layer import LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, ShardId
 from regard.recorder.result import Capture
 from regard.recorder.storage.capture_folder import (
@@ -27,11 +25,13 @@ from regard.recorder.storage.capture_folder import (
     LAYER_FILE,
     SHARDS,
     SHARDS_FORMAT,
-    LayerFile,
+    CaptureDescription,
+    LayerDescription,
+    PredictionsDescription,
     StoredLayer,
 )
 from regard.recorder.storage.joined_layer import join_captures
-from regard.recorder.storage.picture_files import PicturesDescription, read_pictures
+from regard.recorder.storage.picture_files import read_pictures
 from regard.recorder.tokens_of_maps.predictions import Predictions
 from regard.support.files import (
     MAX_CONFIG_BYTES,
@@ -114,52 +114,6 @@ def open_folder(path: Path) -> Capture:
         return _from_json(described, path)
 
 
-class LayerDescription(NamedTuple):
-    """A layer as `capture.json` has it."""
-
-    number: int
-    name: str
-    stack: str
-    shape: tuple[int, int, int, int]
-    heads: tuple[int, ...]
-    file: str
-    checksum: int
-    evidence: Evidence
-    placement: Placement | None = None
-
-
-class PredictionsDescription(NamedTuple):
-    """Predictions as `capture.json` has them: flat lists."""
-
-    likeliest: list[int]
-    probabilities: list[float]
-    losses: list[float | None]
-    ranks: list[int]
-    words: dict[int, str]
-
-
-@dataclass(frozen=True)
-class CaptureDescription:
-    """A capture as `capture.json` has it: its fields have the names of those of a `Capture`."""
-
-    layers: list[LayerDescription]
-    model: str
-    ids: list[list[int]] | None = None
-    tokens: list[list[str]] | None = None
-    target_ids: list[list[int]] | None = None
-    target_tokens: list[list[str]] | None = None
-    attention_mask: list[list[int]] | None = None
-    boundary: int | None = None
-    missing: dict[str, str] = field(default_factory=dict)
-    other_mixers: dict[str, str] = field(default_factory=dict)
-    is_whole: bool = True
-    edits: tuple[str, ...] = ()
-    fingerprint: str | None = None
-    shard: ShardId | None = None
-    predictions: PredictionsDescription | None = None
-    pictures: PicturesDescription | None = None
-
-
 def _from_json(described: dict[str, Any], path: Path) -> Capture:
     """Rebuild a capture from what `to_json` wrote; a ValueError names the field that is wrong."""
     plain: CaptureDescription = read_record(CaptureDescription, described)
@@ -206,8 +160,7 @@ def _check_placement(placement: Placement, shape: Sequence[int], heads: Sequence
 
 
 def _layer(described: LayerDescription, path: Path, shard: ShardId | None) -> StoredLayer:
-    """A layer from its description."""
-    number, name, stack, shape, heads, file, checksum, evidence, placement = described
+    _, _, _, shape, heads, file, checksum, _, placement = described
     # A name, never a path: nothing outside the folder is opened, whatever capture.json says.
     if not LAYER_FILE.fullmatch(file) or file.startswith(".") or os.path.islink(path / file):
         raise ValueError(f"file: expected the name of a layer's file in the folder, got {shorten(file)}")
@@ -224,8 +177,7 @@ def _layer(described: LayerDescription, path: Path, shard: ShardId | None) -> St
         raise ValueError(f"checksum: expected a number from 0 to {(1 << 32) - 1}, got {checksum}")
     if placement is not None:
         _check_placement(placement, shape, heads)
-    stored = LayerFile(path / file, checksum, shard)
-    return StoredLayer(LayerId(number, name, stack), shape, evidence, heads, placement, stored)
+    return StoredLayer(described, path, shard)
 
 
 def _check_size(shape: Sequence[int], file: str, size: int) -> None:

@@ -39,16 +39,12 @@ def describe_pictures(pictures: Pictures, files: Sequence[str]) -> dict[str, Any
     return {
         "files": list(files),
         "about": pictures.about,
-        "layouts": [[_describe_layout(layout) for layout in group] for group in pictures.layouts],
+        "layouts": [
+            [{"spans": list(map(tuple, x.spans)), "special": list(x.special.items())} for x in group]
+            for group in pictures.layouts
+        ],
         "axes": [[key, *groups] for key, groups in pictures.axes.items()],
         "text": pictures.text,
-    }
-
-
-def _describe_layout(layout: PatchLayout) -> dict[str, Any]:
-    return {
-        "spans": [[*span[:4], list(span.places)] for span in layout.spans],
-        "special": [[token, name] for token, name in layout.special.items()],
     }
 
 

@@ -60,21 +60,8 @@ class ShardFolder(Folder):
                 f"path: expected a folder for the ranks of a capture, got {self.root}, which holds a capture "
                 "of one process: choose another folder"
             )
-        self._root_lock: FileLock | None = None
-        super().__init__(self.root / shard.check().folder, shard)
-
-    def _own(self) -> None:
-        super()._own()
-        assert self.shard is not None
-        if self.shard.rank == 0 and self._root_lock is None:
-            self._root_lock = FileLock(self.root / LOCK, "path", self.root)
-
-    def release(self) -> None:
-        """Let other captures be written to the folder."""
-        super().release()
-        if self._root_lock is not None:
-            self._root_lock.release()
-            self._root_lock = None
+        places = [self.root] if shard.rank == 0 else []
+        super().__init__(self.root / shard.check().folder, shard, places)
 
     def finish(self, seen: Capture) -> None:
         """Write `capture.json` of this rank, and `shards.json` if all other ranks have written theirs."""

@@ -145,18 +145,15 @@ def _changed_texts(ids: Tensor) -> list[Tensor]:
     count = ids.numel()
     bits = max(1, math.ceil(math.log2(count)))
     # Consecutive numbers where the codes are long enough; random ones tell neighbours apart otherwise.
-    codes = torch.arange(count, device="cpu") if bits <= MAX_RUNS else _random_codes(count)
+    codes = torch.arange(count, device="cpu")
+    if bits > MAX_RUNS:
+        generator = torch.Generator().manual_seed(count)
+        codes = torch.randint(0, 2**MAX_RUNS, (count,), generator=generator, device="cpu")
     runs = [(codes >> bit & 1).bool().view(ids.shape) for bit in range(min(bits, MAX_RUNS))]
     first = torch.zeros(count, dtype=torch.bool, device="cpu")
     first[0] = True
     # The token with code 0 is changed in a run of its own, which a text of one token needs, too.
     return [torch.where(changed, other, ids) for changed in (first.view(ids.shape), *runs) if changed.any()]
-
-
-def _random_codes(count: int) -> Tensor:
-    return torch.randint(
-        0, 2**MAX_RUNS, (count,), generator=torch.Generator().manual_seed(count), device="cpu"
-    )
 
 
 def _run(
