@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from regard.checker.errors import CheckError
-from regard.checker.interpreter import prepare_interpreter
+from regard.checker.subject.kernel_recognition import prepare_interpreter
 from regard.mutants.call_signature import read_signature
 from regard.mutants.mutant import CallLog, all_mutants, make_mutant
 from regard.mutants.replacement import import_target, replace_everywhere

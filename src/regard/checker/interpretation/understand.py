@@ -18,6 +18,7 @@ import torch
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.diagnose import diagnose
+from regard.checker.errors import lines_reached
 from regard.checker.interpretation.cases import (
     Cases,
     causal_hypotheses,
@@ -50,9 +51,8 @@ from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.inside import find_inside
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, TensorLayout
 from regard.checker.subject.projections import find_wirings, head_counts
-from regard.checker.subject.reply import OutputShapeError, Reply, lines_reached
 from regard.checker.subject.source import source_of
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import OutputShapeError, Reply, Subject
 
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
 
@@ -157,7 +157,10 @@ def _is_covered(form: Subject, tried: list[Understanding]) -> bool:
     kernel = form.kernel_layout
     if isinstance(kernel, TensorLayout) and kernel.single:
         # Code that takes several queries is judged on them: one sees every key, causal or not.
-        return any(other.kernel_layout == replace(kernel, single=False) for other in ran)
+        several = replace(kernel, single=False, one_query=False, description="")
+        return any(
+            replace(other.kernel_layout, description="") == several for other in ran if other.kernel_layout
+        )
     # A mistake of the heads would not show in one head.
     return form.layout == "TD" and any(other.layout in ("BHTD", "BTD") for other in ran)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE, Mistake, get_mistake
+from regard.checker.errors import error_place
 from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
@@ -26,8 +27,8 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.inside import InsideWiring
-from regard.checker.subject.reply import Reply, error_place
 from regard.checker.subject.source import source_of
+from regard.checker.subject.subject import Reply
 
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "

@@ -23,8 +23,8 @@ from regard.checker.probes.wrong_output import COMPARE, WrongOutput, smallest_fa
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.call_tensors import MaskForm
-from regard.checker.subject.reply import Reply
 from regard.checker.subject.source import attention_parts, model_sentence
+from regard.checker.subject.subject import Reply
 
 
 def observe_answers(session: CheckSession) -> list[Observation]:

@@ -25,8 +25,8 @@ from regard.checker.probes.wrong_output import COMPARE
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of, parameters_of
-from regard.checker.subject.reply import CallHook
 from regard.checker.subject.source import BLOCK_NAME, block_sizes, whole_numbers
+from regard.checker.subject.subject import CallHook
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
 ROTATED = 300  # with rotary positions: bfloat16 has the whole numbers up to 256 only

@@ -35,8 +35,7 @@ from regard.checker.sandbox import TIMEOUT, WorkerResult, run
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.reply import Reply
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import Reply, Subject
 from regard.support.processes import is_lost_rank
 
 WAITING = 20.0  # seconds that a rank waits for another

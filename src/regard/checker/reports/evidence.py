@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject.inside import intercept
-from regard.checker.subject.reply import CallHook
+from regard.checker.subject.subject import CallHook
 from regard.support.torch_internals import DisableTorchFunction
 
 _SLACK = 1e-6

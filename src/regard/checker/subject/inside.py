@@ -21,8 +21,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Split, Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
-from regard.checker.subject.reply import Reply
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import Reply, Subject
 
 if TYPE_CHECKING:
     from regard.recorder.attention_call import AttentionCall

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard.checker.reports.report import Check, Report
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import in_dtype
-from regard.checker.subject.reply import CallMonitor
+from regard.checker.subject.subject import CallMonitor
 from regard.checker.whole_models.model_run import (
     TARGETS,
     ModelRun,
