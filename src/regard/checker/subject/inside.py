@@ -7,7 +7,7 @@ what lies between them is compared with the oracle's, whatever surrounds it: nor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,8 @@ from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.subject import Reply, Subject
 
 if TYPE_CHECKING:
-    from regard.recorder.attention_call import AttentionCall
+    from regard.recorder.attention_call import AttentionCall, Call
+    from regard.recorder.layer import LayerId
 
 _ROLES = ("query", "key", "value")
 _LENGTHS = (7, 11, 5, 13, 9, 17)  # the axis of the tokens is told by its length
@@ -182,8 +183,6 @@ def intercept(
 
     None if it fails, or if it makes another number of calls.
     """
-    # Here, since code whose weights explain it needs no recorder, half a second of imports.
-    from regard.checker.whole_models.call_collector import collect_calls
     from regard.recorder.attention_call import AttentionCall
 
     runnable, replies = subject.runnable(question.dtype), list[Reply]()
@@ -199,6 +198,26 @@ def intercept(
     if answer is None or len(heard) != 1 or not isinstance(call := heard[0][1], AttentionCall):
         return None
     return answer, call, layers
+
+
+def collect_calls(module: nn.Module, run: Callable[[], Any]) -> list[tuple[str, Call]]:
+    """Run a module by `run` and return its attention calls, each with the name of the module that made it."""
+    # Here, since code whose weights explain it needs no recorder, half a second of imports.
+    from regard.recorder.observation import observed
+    from regard.recorder.receiver import CallReceiver
+
+    calls: list[tuple[str, Call]] = []
+
+    class CallCollector(CallReceiver):
+        """Keeps every attention call of one run."""
+
+        def record(self, layer_id: LayerId, call: Call) -> Call:
+            calls.append((layer_id.name, call))
+            return call
+
+    with torch.no_grad(), observed(module, CallCollector()):
+        run()
+    return calls
 
 
 def choose_implementation(module: nn.Module) -> None:

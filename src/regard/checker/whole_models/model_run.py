@@ -13,26 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import get_mistake
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import Cases, forms, max_length, module_width
 from regard.checker.oracle.question import Question
-from regard.checker.reports.report import Check, Diagnosis, Report
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
 from regard.checker.subject.call_tensors import in_dtype, make_values, tensors_in_result
 from regard.checker.subject.construct import build, depth_left_out
-from regard.checker.subject.inside import choose_implementation
+from regard.checker.subject.inside import choose_implementation, collect_calls
 from regard.checker.subject.source import attention_parts
 from regard.checker.subject.subject import Subject
 
 if TYPE_CHECKING:
-    from regard.recorder.attention_call import Call
-
-
-def differ(a: Tensor, b: Tensor) -> Tensor:
-    """Return (T,), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
-    return where_differ(a, b).any(0)
+    from regard.recorder.attention_call import AttentionCall, Call
 
 
 def where_differ(a: Tensor, b: Tensor) -> Tensor:
@@ -43,15 +36,6 @@ def where_differ(a: Tensor, b: Tensor) -> Tensor:
     # Logits of forbidden tokens may be -inf in both.
     same = ((a - b).abs() <= rounding * largest) | (a == b)
     return ~same.flatten(2).all(-1)
-
-
-def add_mistake(report: Report, check: str, detail: str, mistake: str, fix: str = "") -> None:
-    report.checks.append(Check(check, "failed", detail, mistake))
-    if mistake and all(d.name != mistake for d in report.diagnoses):
-        entry = get_mistake(mistake)
-        report.diagnoses.append(
-            Diagnosis(mistake, f"In the whole model, {detail}.", entry.effect, fix or entry.fix)
-        )
 
 
 # T, by which no size is confused with another; shorter for models of few positions.
@@ -75,16 +59,40 @@ class ModelRun:
     memory: int = 0  # tokens of the other text that a decoder reads, if it is of another length
     own: bool = False  # whether it is the caller's own instance, whose dtype stays as it is
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the arguments of its forward pass."""
+        return list(inspect.signature(self.module.forward).parameters)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it is run on token ids."""
+        return not self.draw(0).is_floating_point()
+
+    @property
+    def attention(self) -> list[tuple[str, AttentionCall]]:
+        """Its attention calls that could be read, by the names of the modules that made them."""
+        from regard.recorder.attention_call import AttentionCall
+
+        return [(name, call) for name, call in self.calls if isinstance(call, AttentionCall)]
+
     def restore(self) -> None:
         """Put the caller's own model back into training mode."""
         for part in self.training:
             part.training = True
 
+    def observe(self) -> bool:
+        """Run it once and keep its attention calls; returns whether it ran."""
+        try:
+            self.calls = collect_calls(self.module, lambda: self.call(self.draw(0)))
+        except (Exception, SystemExit):  # it does not take such inputs
+            return False
+        return True
+
     def outputs(self, x: Tensor, **more: Any) -> Tensor | None:
         """Return an output (B, T, …) of the model, or None if it gives none for every position."""
-        names = inspect.signature(self.module.forward).parameters
         # nanoGPT gives the logits of all positions only beside the targets.
-        targets = [name for name in TARGETS if name in names and not x.is_floating_point()]
+        targets = [name for name in TARGETS if name in self.parameters and not x.is_floating_point()]
         for keywords in (more, *({name: x} | more for name in targets)):
             try:
                 with torch.no_grad():
@@ -173,7 +181,7 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
 
         found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
         found.own, found.memory = device is None, T + change if change else 0
-        if _observe(found):
+        if found.observe():
             return found
     found.restore()
     return None
@@ -225,7 +233,7 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
         shape = tuple(question.q.shape)
         found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
         found.memory = 9 if subject.inputs == "context" else 0
-        if _observe(found):
+        if found.observe():
             return _time_first(found) or found
     return None
 
@@ -241,7 +249,7 @@ def _time_first(run: ModelRun) -> ModelRun | None:
         return [y.transpose(0, 1) if y.ndim > 1 else y for y in results]
 
     turned = replace(run, call=call, inputs=f"{run.inputs} as (T, B, C)", calls=[])
-    if mixes_batch(run, run.draw(3)) and mixes_batch(turned, run.draw(3)) is False and _observe(turned):
+    if mixes_batch(run, run.draw(3)) and mixes_batch(turned, run.draw(3)) is False and turned.observe():
         return turned
     return None
 
@@ -265,7 +273,7 @@ def mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
     parts = [y for y in alone if y is not None]
     if together is None or len(parts) < len(alone):
         return None
-    return bool(differ(together, torch.cat(parts)).any())
+    return bool(where_differ(together, torch.cat(parts)).any())
 
 
 def _state_width(module: nn.Module) -> int:
@@ -273,18 +281,6 @@ def _state_width(module: nn.Module) -> int:
     norms = [part for part in module.modules() if "norm" in type(part).__name__.lower()]
     sizes = [p.numel() for part in norms for p in part.parameters(recurse=False) if p.ndim == 1]
     return Counter(sizes).most_common(1)[0][0] if sizes else module_width(module)
-
-
-def _observe(run: ModelRun) -> bool:
-    """Run a model once and keep its attention calls; returns whether it ran."""
-    # Here, since whether a thing is a model is asked of every attention, and the recorder is imported slowly.
-    from regard.checker.whole_models.call_collector import collect_calls
-
-    try:
-        run.calls = collect_calls(run.module, lambda: run.call(run.draw(0)))
-    except (Exception, SystemExit):  # it does not take such inputs
-        return False
-    return True
 
 
 def _is_block(module: nn.Module) -> bool:
