@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, MaskForm, table_forms
 from regard.checker.subject.construct import SIZES
@@ -60,8 +59,12 @@ class Cases:
         T = T if self.max_length is None else min(T, self.max_length)
         T = self.fixed_length or T
         S = T if S is None or self.fixed_length else S if self.max_length is None else min(S, self.max_length)
-        T, S, D = self._kernel_sizes(T, S, D)
-        layout, inputs = self.subject.layout, self.subject.inputs
+        layout, inputs, kernel = self.subject.layout, self.subject.inputs, self.subject.kernel_layout
+        S = T if kernel is not None and kernel.square else S
+        T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
+        T = 1 if kernel is not None and kernel.one_query else T
+        if self.powers:  # Triton's tl.dot takes no fewer than 16 columns
+            D = max(16, 1 << (D - 1).bit_length())
         if layout in ("BCHW", "BHWC"):
             T = S = max(2, T - T % 2)  # images of more than one row
         D = self.subject.head_width or D
@@ -87,17 +90,6 @@ class Cases:
             G = H if G is None else min(G, H)
             q, k, v = normal(B, H, T, D), normal(B, G, S, D), normal(B, G, S, D if E is None else E)
         return replace(Question(name, q, k, v), **self.always)
-
-    def _kernel_sizes(self, T: int, S: int, D: int) -> tuple[int, int, int]:
-        """Return lengths and a width that the kernel takes."""
-        kernel = self.subject.kernel_layout
-        if kernel is not None and kernel.square:
-            S = T
-        T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
-        if kernel is not None and kernel.one_query:
-            T = 1
-        # Triton's tl.dot takes no fewer than 16 columns.
-        return T, S, max(16, 1 << (D - 1).bit_length()) if self.powers else D
 
     def longer(self, name: str = "longer sequence") -> Question:
         """Return a plain question on one longer sequence, in which windows and blocks show."""
@@ -296,14 +288,6 @@ def declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]
     if type(window) is int and window > 0 and "window" not in always and not subject.is_transformers:
         declared["window"] = window
     return declared
-
-
-def input_widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
-    """Return the widths of the inputs of queries, keys and values."""
-    width = module_width(subject.module)
-    layers = [(w.query, w.key, w.value) for w in wirings if w.query is not None]
-    q, k, v = [width if x is None else x.weight.shape[0] for x in layers[0]] if layers else [width] * 3
-    return q, k, v
 
 
 def module_width(module: nn.Module | None) -> int:

@@ -335,7 +335,7 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
         if "rotary" in subject.arguments:
             width = int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"]
             names = (subject.arguments["rotary"],)
-            subject.tables = RotaryTables(names, width, shape="(1, T, D)", usual=True)
+            subject.tables = RotaryTables(names, width, layout="BTD", usual=True)
         # The mask that the model passes decides.
         subject.arguments.pop("causal", None)
         return subject

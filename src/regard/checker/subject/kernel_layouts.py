@@ -50,7 +50,7 @@ class KernelLayout:
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
         keywords = {name: to_device(value, device) for name, value in (options | encoded).items()}
         result = target(**keywords)
-        tensors = list(tensors_in_result(result))
+        tensors = tensors_in_result(result)
         if not tensors and "out" in self.names:  # it wrote into the tensor that it was given
             tensors = [keywords[self.names["out"]]]
         if not tensors and not (self.makes_mask and result is None):
