@@ -155,24 +155,16 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
     first = next((name for name in ("decoder_input_ids", "input_ids") if name in names), names[0])
     # A decoder reads another text, which is shorter or longer: then cross-attention is known by its sizes.
     changes = (-2, 2, 0) if first == "decoder_input_ids" else (0,)
-    for dtype, change, T in itertools.product(dtypes, changes, LENGTHS):
-        if device is not None:
-            in_dtype(module, dtype)
 
-        def draw(seed: int, T: int = T) -> Tensor:
+    def tokens(dtype: torch.dtype, T: int, S: int) -> ModelRun:
+        """Return a run on T ids, beside S ids of another text if it has an encoder."""
+
+        def draw(seed: int) -> Tensor:
             generator = torch.Generator().manual_seed(seed)
             low = 4 if vocabulary_size > 16 else 0  # the first ids are often special: padding, unknown
             return torch.randint(low, vocabulary_size, (2, T), generator=generator).to(where)
 
-        # What changes with the loop is bound as a default: a closure would see its last values.
-        def run(
-            x: Tensor,
-            *,
-            draw: Callable[[int], Tensor] = draw,
-            dtype: torch.dtype = dtype,
-            S: int = T + change,
-            **more: Any,
-        ) -> Any:
+        def run(x: Tensor, *, dtype: torch.dtype = dtype, **more: Any) -> Any:
             states = torch.zeros(*x.shape, 1, dtype=dtype)
             passed = make_values(call, Question("call", states, states, states)) | more
             if first == "decoder_input_ids":  # beside an encoder, which reads one text for all
@@ -180,7 +172,13 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
             return module(**{first: x}, **passed)
 
         found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
-        found.own, found.memory = device is None, T + change if change else 0
+        found.own, found.memory = device is None, S if S != T else 0
+        return found
+
+    for dtype, change, T in itertools.product(dtypes, changes, LENGTHS):
+        if device is not None:
+            in_dtype(module, dtype)
+        found = tokens(dtype, T, T + change)
         if found.observe():
             return found
     found.restore()
@@ -203,21 +201,18 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
     """Return a block that ran on hidden states."""
     adapted = adapt(module, {}, None, call)
     adapted.device = device
-    for subject, dtype in itertools.product(forms(adapted), (torch.float64, torch.float32)):
-        width = _state_width(module)
+    # The width is that of its norms, or else of its first layer.
+    norms = [part for part in module.modules() if "norm" in type(part).__name__.lower()]
+    sizes = [p.numel() for part in norms for p in part.parameters(recurse=False) if p.ndim == 1]
+    width = Counter(sizes).most_common(1)[0][0] if sizes else module_width(module)
+
+    def states(subject: Subject, dtype: torch.dtype) -> ModelRun:
         cases = Cases(subject, width, width, max_length(subject))
         question = cases.plain(T=11).to(dtype)
         own = subject.module_as(dtype)
         assert own is not None
 
-        # As above, the values of this turn of the loop are bound as defaults.
-        def run(
-            x: Tensor,
-            subject: Subject = subject,
-            own: nn.Module = own,
-            question: Question = question,
-            cases: Cases = cases,
-        ) -> Any:
+        def run(x: Tensor) -> Any:
             inputs = question.map_inputs(lambda _: x)
             if subject.inputs == "context":  # a decoder's memory is another text, the same for every item
                 memory = cases.plain(T=9, seed=7).q.to(x.dtype)[:1].expand(len(x), -1, -1)
@@ -227,12 +222,15 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
                 raise reply.error
             return reply.answer
 
-        def draw(seed: int, cases: Cases = cases, dtype: torch.dtype = dtype) -> Tensor:
+        def draw(seed: int) -> Tensor:
             return cases.plain(T=11, seed=seed).q.to(dtype)
 
-        shape = tuple(question.q.shape)
-        found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
-        found.memory = 9 if subject.inputs == "context" else 0
+        memory = 9 if subject.inputs == "context" else 0
+        inputs = f"hidden states {tuple(question.q.shape)}"
+        return ModelRun(type(module).__name__, own, run, draw, inputs, dtype, memory=memory)
+
+    for subject, dtype in itertools.product(forms(adapted), (torch.float64, torch.float32)):
+        found = states(subject, dtype)
         if found.observe():
             return _time_first(found) or found
     return None
@@ -274,13 +272,6 @@ def mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
     if together is None or len(parts) < len(alone):
         return None
     return bool(where_differ(together, torch.cat(parts)).any())
-
-
-def _state_width(module: nn.Module) -> int:
-    """Return the width of a block's hidden states: that of its norms, or else of its first layer."""
-    norms = [part for part in module.modules() if "norm" in type(part).__name__.lower()]
-    sizes = [p.numel() for part in norms for p in part.parameters(recurse=False) if p.ndim == 1]
-    return Counter(sizes).most_common(1)[0][0] if sizes else module_width(module)
 
 
 def _is_block(module: nn.Module) -> bool:
