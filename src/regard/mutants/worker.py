@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from regard.checker.errors import CheckError
-from regard.checker.worker import run_request
+from regard.checker.sandbox import run_request
 from regard.mutants.fork import TOO_SLOW, run_forks
 from regard.mutants.mutant import Mutant, all_mutants, why_left_out, without_mutant
 from regard.mutants.report import MutantResult

@@ -79,7 +79,11 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     held = " ".join([source, *(path for path, _ in tensors)])
     found = [
         *_masks(numbers, longest),
-        *_caps(numbers),
+        # Gemma 2 caps its scores at 50, Grok-1 at 30.
+        *(
+            Feature("cap", f"with a soft cap of {cap:g}", partial(replace, softcap=cap))
+            for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)})
+        ),
         *_rotations(numbers, tensors, head_width, source),
         *_biases(tensors, wiring.heads),
         *_sinks(tensors, wiring.heads),
@@ -128,12 +132,6 @@ def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
     sizes = [n for n in sorted({2, 3, 4, 5, 6} | named) if 1 < n < longest - 1]
     for (words, change), n in itertools.product(_MASKS.items(), sizes):
         yield Feature("mask", words.format(n), partial(change, n))
-
-
-def _caps(numbers: list[float]) -> Iterator[Feature]:
-    # Gemma 2 caps its scores at 50, Grok-1 at 30.
-    for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
-        yield Feature("cap", f"with a soft cap of {cap:g}", partial(replace, softcap=cap))
 
 
 def _rotations(
@@ -234,10 +232,6 @@ def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -
     return _wired(base, bias=bias)
 
 
-def _own_slopes(slopes: Tensor, H: int) -> Tensor:
-    return slopes.double()
-
-
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     """Yield a bias by distance: the slopes of ALiBi, or those that the code holds."""
     named: list[tuple[str, Callable[[int], Tensor]]] = [
@@ -251,7 +245,7 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
             words = f"with a bias by distance, slopes `{path}`"
-            named += [(words, partial(_own_slopes, slopes)) for slopes in signed]
+            named += [(words, lambda H, slopes=slopes: slopes.double()) for slopes in signed]
     for (words, slopes_of), symmetric in itertools.product(named, (False, True)):
         yield Feature("bias", words, partial(_with_bias, slopes_of, symmetric))
 
@@ -305,18 +299,12 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int, D: i
         if scale is not None and factors is None:  # normalised by its own layer, so that any may be meant
             yield Feature("norm", f"on normalised queries and keys{words}", partial(_wired, scale=scale))
     # The epsilon of RMSNorm is 1e-6 or 1e-5 in Llama's models, and 1e-8 in the paper's code.
-    for eps in (1e-6, 1e-5, 1e-8):
-        rms = partial(_mean_square_norm, eps)
-        yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None, None))
-
-    def layer(x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:])
-
-    yield Feature("norm", "on queries and keys after layer norm", partial(_normed, layer, None, None))
-
-
-def _mean_square_norm(eps: float, x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+    others = [
+        (lambda x, eps=eps: F.rms_norm(x, x.shape[-1:], eps=eps), "of mean square 1")
+        for eps in (1e-6, 1e-5, 1e-8)
+    ]
+    for norm, words in [*others, (lambda x: F.layer_norm(x, x.shape[-1:]), "after layer norm")]:
+        yield Feature("norm", f"on queries and keys {words}", partial(_normed, norm, None, None))
 
 
 def head_width(wiring: Wiring, question: Question) -> int:

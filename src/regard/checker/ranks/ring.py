@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.checker.oracle.question import Question
 
-Prediction = tuple[tuple[str, int], Tensor]  # (name, number of the form), and the output
+Prediction = tuple[str, Tensor]  # a mistake, of which there are several forms, or an order; and the output
 Sources = Callable[[int, int], int]  # (rank, step) -> the rank whose block is used
 
 
@@ -68,7 +68,7 @@ def predict_mistakes(question: Question, n: int, scale: float | None) -> Iterato
         ("gather-order", _gathers(inputs)),
         ("stale-ring-step", _stale_steps(inputs)),
     ):
-        yield from (((name, number), output) for number, output in enumerate(forms))
+        yield from ((name, output) for output in forms)
 
 
 def predict_orders(question: Question, n: int, scale: float | None) -> Iterator[Prediction]:
@@ -76,29 +76,22 @@ def predict_orders(question: Question, n: int, scale: float | None) -> Iterator[
     inputs = RingInputs(question, n, scale)
     T = inputs.T
     striped = torch.cat([torch.arange(T) * n + rank for rank in range(n)])
-    yield ("striped", 0), inputs.attend(striped, striped)
+    yield "striped", inputs.attend(striped, striped)
     if T % 2 == 0:
         half = torch.arange(T // 2)
         chunks = [(rank, 2 * n - 1 - rank) for rank in range(n)]
         zigzag = torch.cat([chunk * (T // 2) + half for pair in chunks for chunk in pair])
-        yield ("zigzag", 0), inputs.attend(zigzag, zigzag)
+        yield "zigzag", inputs.attend(zigzag, zigzag)
 
 
 def _stale_steps(inputs: RingInputs) -> Iterator[Tensor]:
     """A step uses the keys, the values or both of the step before, or those of the first step always."""
-    n = inputs.n
 
-    def nominal(direction: int, rank: int, step: int) -> int:
-        return (rank - direction * step) % n
+    def source(direction: int, delay: Callable[[int], int], rank: int, step: int) -> int:
+        return (rank - direction * delay(step)) % inputs.n
 
-    def late(direction: int, rank: int, step: int) -> int:
-        return nominal(direction, rank, max(step - 1, 0))
-
-    def first(direction: int, rank: int, step: int) -> int:
-        return rank
-
-    for direction, stale in product((1, -1), (late, first)):
-        at, wrong = partial(nominal, direction), partial(stale, direction)
+    for direction, stale in product((1, -1), (lambda step: max(step - 1, 0), lambda step: 0)):
+        at, wrong = partial(source, direction, lambda step: step), partial(source, direction, stale)
         for keys, values, mask in (
             (wrong, wrong, at),
             (wrong, wrong, wrong),
