@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, MaskForm, table_forms
+from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, MaskForm, RotaryTables, table_forms
 from regard.checker.subject.construct import SIZES
 from regard.checker.subject.subject import Subject
 
@@ -131,7 +131,7 @@ def forms(subject: Subject) -> Iterator[Subject]:
         yield from (form.replaced(layout=layout) for form, layout in itertools.product(masks, HEAD_LAYOUTS))
         return
     for form in with_open_masks(subject):
-        yield from _table_forms(form)
+        yield from (form.replaced(tables=tables) for tables in _tables(subject))
     if subject.inputs == "x" and "context" in subject.arguments:
         context = subject.arguments["context"]
         extra = {name: value for name, value in subject.extra.items() if name != context}
@@ -163,19 +163,17 @@ def is_certain(form: Subject) -> bool:
     return form.layout in SEQUENCES and usual and not form.open_mask
 
 
-def _table_forms(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
+def _tables(subject: Subject) -> list[RotaryTables | None]:
+    """Return the rotary tables that a subject may take, in every usual shape; None stands for none."""
     names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
-    stated = any(name in subject.extra for name in names)
-    if not names or stated or subject.tables is not None:
-        yield subject
+    if not names or any(name in subject.extra for name in names):
+        return [subject.tables]
     # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
-    if names and not stated:
-        # The width of a head is what the module says, or its width divided by its heads.
-        sizes = vocabulary.sizes(vars(subject.module) if subject.module is not None else {})
-        share = sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
-        for tables in table_forms(names, sizes.get("head_width", share)):
-            yield subject.replaced(tables=tables)
+    first = [] if subject.tables is None else [subject.tables]
+    # The width of a head is what the module says, or its width divided by its heads.
+    sizes = vocabulary.sizes(vars(subject.module) if subject.module is not None else {})
+    share = sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
+    return [*first, *table_forms(names, sizes.get("head_width", share))]
 
 
 def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
