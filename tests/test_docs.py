@@ -18,7 +18,7 @@ import pytest
 import regard
 from benchmarks import table
 from regard.checker import Report, sandbox
-from regard.checker.sandbox import check_request
+from regard.checker.worker import check_request
 from scripts import cut_heads, docs, ideas, reference, sessions
 from tests import built_site, forks
 from tests.sampling import share

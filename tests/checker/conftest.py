@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from regard.checker import Report, sandbox
-from regard.checker.sandbox import check_request
 from regard.checker.subject.locate import split
+from regard.checker.worker import check_request
 from tests.checker import planting
 
 

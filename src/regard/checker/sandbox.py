@@ -1,9 +1,9 @@
 """Running code in processes of their own, with limits on time and memory.
 
 A hang, a crash, an `exit()`, a training loop at module level or an allocation of gigabytes ends in a clear
-error, not in a dead checker. The worker, `python -m regard.checker.sandbox REQUEST` or another that calls
-`run_request`, reports its progress and its result as lines of JSON in a file; nothing is unpickled, and the
-code's own output cannot be taken for the report. The processes end with this one (`supervision`).
+error, not in a dead checker. A worker, as `python -m regard.checker.worker REQUEST`, calls `run_request`,
+which reports its progress and its result as lines of JSON in a file; nothing is unpickled, and the code's own
+output cannot be taken for the report. The processes end with this one (`supervision`).
 This contains accidents; it does not stop malicious code.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from regard.checker.errors import CheckError, error_line
 from regard.checker.reports.report import Report
-from regard.checker.subject.locate import locate, split
+from regard.checker.subject.locate import split
 from regard.support.supervision import Supervision
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
@@ -46,7 +46,7 @@ def check_in_process(
     """
     place, _ = split(spec)
     request = {"spec": spec, "options": options}
-    last = run_in_process("regard.checker.sandbox", request, place, spec, timeout=timeout, memory=memory)
+    last = run_in_process("regard.checker.worker", request, place, spec, timeout=timeout, memory=memory)
     return Report.from_dict(last["report"])
 
 
@@ -244,20 +244,3 @@ def run_request(work: Callable[[dict[str, Any], Callable[..., None]], Any]) -> N
     except BaseException as error:
         write_line(error=f"{request['spec']} could not be checked: {error_line(error)}")
     os._exit(0)  # without waiting for threads that the author's code may have started
-
-
-def check_request(request: dict[str, Any], write_line: Callable[..., None]) -> dict[str, Any]:
-    """Check the code that the request names."""
-    # Here, since the worker of the lessons shares this file, and lesson 1 needs no checker.
-    from regard.checker.checker import check
-
-    thing = locate(request["spec"])
-    write_line(phase="checking")
-    options = request["options"]
-    # JSON holds no functions, so that the request names them as `file.py:name`.
-    options |= {name: locate(options[name]) for name in ("cached", "oracle") if options.get(name)}
-    return check(thing, **options).to_dict()
-
-
-if __name__ == "__main__":
-    run_request(check_request)

@@ -113,9 +113,9 @@ def _merges(inputs: RingInputs) -> Iterator[Tensor]:
     """The partial outputs are summed, and divided by all steps, by those that see a key, or not at all."""
     ranks = range(inputs.n)
     allowed = [[inputs.allowed(rank, source) for source in ranks] for rank in ranks]
-    sums = [sum(inputs.rows(rank, [s], [s], [allowed[rank][s]]) for s in ranks) for rank in ranks]
-    seen = [sum(mask.any(-1, keepdim=True).long() for mask in masks) for masks in allowed]
-    total, count = torch.cat(sums, -2), torch.cat(seen)
+    outputs = [[inputs.rows(rank, [s], [s], [allowed[rank][s]]) for s in ranks] for rank in ranks]
+    total = torch.cat([torch.stack(parts).sum(0) for parts in outputs], -2)
+    count = torch.cat([torch.stack(masks).any(-1, keepdim=True).sum(0) for masks in allowed])
     yield from (total / inputs.n, total / count, total)
 
 
