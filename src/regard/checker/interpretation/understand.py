@@ -170,10 +170,9 @@ def _is_covered(form: Subject, tried: list[Understanding]) -> bool:
     kernel = form.kernel_layout
     if isinstance(kernel, TensorLayout) and kernel.single:
         # Code that takes several queries is judged on them: one sees every key, causal or not.
-        several = replace(kernel, single=False, one_query=False, description="")
-        return any(
-            replace(other.kernel_layout, description="") == several for other in ran if other.kernel_layout
-        )
+        layouts = [other.kernel_layout for other in ran]
+        several = [x for x in layouts if isinstance(x, TensorLayout) and not x.single]
+        return (kernel.queries, kernel.keys) in [(x.queries, x.keys) for x in several]
     # A mistake of the heads would not show in one head.
     return form.layout == "TD" and any(other.layout in ("BHTD", "BTD") for other in ran)
 

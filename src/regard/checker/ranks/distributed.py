@@ -38,6 +38,7 @@ from regard.checker.reference import prepare_reference
 from regard.checker.sandbox import TIMEOUT, WorkerResult, run, run_request
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch
+from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Reply, Subject
@@ -45,11 +46,6 @@ from regard.support.processes import is_lost_rank
 
 WAITING = 20.0  # seconds that a rank waits for another
 _MOST = 16  # processes
-_ARGUMENTS = {
-    "group": "group process_group pg ring_group sp_group cp_group sequence_group ulysses_group ring_pg",
-    "rank": "rank cp_rank sp_rank ring_rank",
-    "world_size": "world_size cp_size sp_size ring_size num_ranks n_ranks world",
-}
 
 
 def check_on_processes(
@@ -102,7 +98,7 @@ def reference_of_whole(
 
 def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subject:
     """Return a subject whose arguments for the group and the rank hold their meaning as a placeholder."""
-    meanings = {name: meaning for meaning, names in _ARGUMENTS.items() for name in names.split()}
+    meanings = vocabulary.meanings("ranks")
     target = getattr(thing, "forward", thing)
     own = {n: meanings[n] for n in inspect.signature(target).parameters if n in meanings and n not in init}
     if isinstance(thing, type):
