@@ -20,7 +20,7 @@ from torch import nn
 
 from regard.attention.arguments import check_scale, check_softcap, check_whole_number
 from regard.checker.errors import CheckError, error_place
-from regard.checker.interpretation.hypotheses import head_width
+from regard.checker.interpretation.cases import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.probes.cache import ADAPTER, add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, MaskForm, RotaryTables, table_forms
 from regard.checker.subject.construct import SIZES
@@ -300,3 +301,12 @@ def module_width(module: nn.Module | None) -> int:
         if isinstance(part, nn.Conv1d | nn.Conv2d):
             return part.in_channels
     return 48
+
+
+def head_width(wiring: Wiring, question: Question) -> int:
+    """Return the width of a query head under a wiring; 0 if its shapes do not fit the question."""
+    try:
+        with torch.no_grad():
+            return int(wiring.project(question)[0].shape[-1])
+    except (RuntimeError, ValueError, IndexError):
+        return 0

@@ -22,7 +22,6 @@ from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
 from regard.checker.oracle.oracle import Intent, looking_back
-from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Rotation, Wiring
 from regard.checker.subject.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
@@ -305,12 +304,3 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int, D: i
     ]
     for norm, words in [*others, (lambda x: F.layer_norm(x, x.shape[-1:]), "after layer norm")]:
         yield Feature("norm", f"on queries and keys {words}", partial(_normed, norm, None, None))
-
-
-def head_width(wiring: Wiring, question: Question) -> int:
-    """Return the width of a query head under a wiring; 0 if its shapes do not fit the question."""
-    try:
-        with torch.no_grad():
-            return int(wiring.project(question)[0].shape[-1])
-    except (RuntimeError, ValueError, IndexError):
-        return 0

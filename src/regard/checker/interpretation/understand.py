@@ -26,6 +26,7 @@ from regard.checker.interpretation.cases import (
     declared_options,
     declared_scale,
     forms,
+    head_width,
     holds_causal_mask,
     is_certain,
     max_length,
@@ -35,7 +36,6 @@ from regard.checker.interpretation.hypotheses import (
     Feature,
     add_feature,
     find_features,
-    head_width,
     likeliest,
 )
 from regard.checker.oracle.oracle import (

@@ -21,6 +21,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Split, Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
+from regard.checker.subject.construct import choose_implementation
 from regard.checker.subject.subject import Reply, Subject
 
 if TYPE_CHECKING:
@@ -218,18 +219,6 @@ def collect_calls(module: nn.Module, run: Callable[[], Any]) -> list[tuple[str, 
     with torch.no_grad(), observed(module, CallCollector()):
         run()
     return calls
-
-
-def choose_implementation(module: nn.Module) -> None:
-    """Name an implementation in a layer of Transformers that no model has built: else none is observed.
-
-    That of gpt-oss has no SDPA, for its sinks.
-    """
-    parts = list(module.modules())
-    for part in parts if not any(hasattr(part, "sinks") for part in parts) else ():
-        config: Any = getattr(part, "config", None)
-        if getattr(config, "_attn_implementation", "") is None:
-            config._attn_implementation = "sdpa"
 
 
 def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWiring] | None:

@@ -19,8 +19,8 @@ from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
 from regard.checker.subject.call_tensors import in_dtype, make_values, tensors_in_result
-from regard.checker.subject.construct import build, depth_left_out
-from regard.checker.subject.inside import choose_implementation, collect_calls
+from regard.checker.subject.construct import build, choose_implementation, depth_left_out
+from regard.checker.subject.inside import collect_calls
 from regard.checker.subject.source import attention_parts
 from regard.checker.subject.subject import Subject
 
