@@ -108,7 +108,7 @@ def add_feature(base: Intent, feature: Feature) -> Intent | None:
     return None if changed is None else replace(changed, features=(*base.features, feature.words))
 
 
-def _wired(base: Intent, **changes: Any) -> Intent | None:
+def _wired(base: Intent, **changes: Any) -> Intent:
     """Return an interpretation whose wiring has other fields."""
     return replace(base, wiring=replace(base.wiring, **changes))
 
@@ -222,13 +222,17 @@ def _halves(half: int, angles: Tensor) -> list[slice]:
     return [*everything, slice(0, half), slice(0, None, 2)] if len(angles) % 2 == 0 else everything
 
 
-def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -> Intent | None:
+def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -> Intent:
     def bias(H: int, T: int, S: int) -> Tensor:
         distance = torch.arange(S - T, S)[:, None] - torch.arange(S)  # (T, S), positive for the past
         distance = distance.abs() if symmetric else distance
         return -slopes(H)[:, None, None] * distance
 
     return _wired(base, bias=bias)
+
+
+def _held_slopes(slopes: Tensor, H: int) -> Tensor:
+    return slopes
 
 
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
@@ -244,7 +248,7 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
             words = f"with a bias by distance, slopes `{path}`"
-            named += [(words, lambda H, slopes=slopes: slopes.double()) for slopes in signed]
+            named += [(words, partial(_held_slopes, slopes.double())) for slopes in signed]
     for (words, slopes_of), symmetric in itertools.product(named, (False, True)):
         yield Feature("bias", words, partial(_with_bias, slopes_of, symmetric))
 
@@ -272,8 +276,8 @@ def _normed(
     def scaled(x: Tensor) -> Tensor:
         return norm(x) if factors is None else norm(x) * factors.to(x)
 
-    changed = _wired(base, query_norm=scaled, key_norm=norm)
-    return changed if changed is None or scale is None else _wired(changed, scale=scale)
+    own_scale = {} if scale is None else {"scale": scale}
+    return _wired(base, query_norm=scaled, key_norm=norm, **own_scale)
 
 
 def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int, D: int) -> Iterator[Feature]:

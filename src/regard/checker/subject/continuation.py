@@ -204,9 +204,11 @@ def _positions(subject: Subject, slots: int | None = None) -> Iterator[tuple[Key
 
 def _at(name: str | None) -> list[Keywords]:
     """Return the functions that pass a step its first position, in each usual form, by this argument."""
-    if name is None:
-        return [lambda start, x: {}]
-    return [lambda start, x, form=form: {name: form(start, x)} for form in _POSITIONS]
+
+    def at(form: Callable[[int, Tensor], Any], start: int, x: Tensor) -> dict[str, Any]:
+        return {} if name is None else {name: form(start, x)}
+
+    return [partial(at, form) for form in (_POSITIONS if name is not None else _POSITIONS[:1])]
 
 
 def _first_caches(module: nn.Module, name: str, method: str = "forward") -> Iterator[MakeCache]:
@@ -214,8 +216,11 @@ def _first_caches(module: nn.Module, name: str, method: str = "forward") -> Iter
     kind = annotated_class(getattr(type(module), method), name)
     kinds = [kind] if kind is not None and kind not in (tuple, list, dict, Tensor) else []
     yield from (partial(_construct, kind) for kind in dict.fromkeys([*kinds, *_cache_kinds(module)]))
-    for setup in filter(_SETUP.search, _methods(module)):
-        yield lambda module, x, setup=setup: _call_with_sizes(getattr(module, setup), module, x)
+
+    def set_up(method: str, module: nn.Module, x: Tensor) -> Any:
+        return _call_with_sizes(getattr(module, method), module, x)
+
+    yield from (partial(set_up, method) for method in filter(_SETUP.search, _methods(module)))
     yield from (lambda module, x: None, lambda module, x: {}, lambda module, x: [])
 
 

@@ -35,7 +35,13 @@ _MODS = (("b", "batch", "batch_idx"), ("h", "head", "head_idx"), ("q_idx", "q", 
 # Lengths of this name belong to a cache. `lengths` beside q, k and v may mean padding.
 _CACHE_LENGTHS = re.compile(r"^(context|cache)_(len|length|seqlen)s$|^seqused_k$")
 # Several queries come before one, so that code that takes several is tried on several.
-_QUERY_FORMS = (("BTHD", False), ("BHTD", False), ("BHD", False), ("BTHD", True), ("BHTD", True))
+_QUERY_FORMS: tuple[tuple[str, bool], ...] = (
+    ("BTHD", False),
+    ("BHTD", False),
+    ("BHD", False),
+    ("BTHD", True),
+    ("BHTD", True),
+)
 _MEANINGS, _MASK_MEANINGS = map(vocabulary.meanings, ("kernels", "masks"))
 
 
