@@ -160,7 +160,7 @@ def files_that_mention(words: set[str]) -> list[str]:
 def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     """Two mechanisms would wrap each other, and the outermost would win."""
     modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by one
-    checker = ["checker/subject/reply.py"]
+    checker = ["checker/subject/subject.py"]
     # A model that is loaded is made by one that leaves out the initialisation of its weights.
     loading = ["gpt/files/meta_device.py"]
     assert modes == [*checker, *loading, "recorder/sources/sdpa.py"]

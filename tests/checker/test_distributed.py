@@ -153,7 +153,7 @@ def test_errors_are_told_and_a_reference_says_what_is_right(tmp_path, monkeypatc
     subject = adapt_for_ranks(linear, {}, 2)
     whole = reference_of_whole(linear, subject, {}, {})
     for spec, verdict in zip(rings, ("passed", "failed"), strict=True):
-        assert judge(subject, 2, trials, results[spec], {}, None, whole).checks[0].status == verdict
+        assert judge(subject, 2, trials, results[spec], {}, whole).checks[0].status == verdict
     assert results[fails] == "rank 1 raised ValueError: rank 1 of 2 is tired"
     assert results[waits].startswith("the ranks wait for each other (5 s)")
 

@@ -19,10 +19,9 @@ import torch
 from torch import nn
 
 from regard.attention.arguments import check_scale, check_softcap, check_whole_number
-from regard.checker.errors import CheckError
-from regard.checker.interpretation.hypotheses import head_width
+from regard.checker.errors import CheckError, error_place
+from regard.checker.interpretation.cases import head_width
 from regard.checker.interpretation.understand import Understanding, understand
-from regard.checker.interpreter import prepare_interpreter
 from regard.checker.probes.cache import add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
@@ -39,7 +38,7 @@ from regard.checker.reports.report import Report
 from regard.checker.session import ADAPTER, CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, add_promises
-from regard.checker.subject.reply import error_place
+from regard.checker.subject.kernel_recognition import prepare_interpreter
 from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.model_run import find_model

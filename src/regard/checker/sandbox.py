@@ -1,8 +1,9 @@
 """Running code in processes of their own, with limits on time and memory.
 
 A hang, a crash, an `exit()`, a training loop at module level or an allocation of gigabytes ends in a clear
-error, not in a dead checker. The report comes back as JSON in a file; nothing is unpickled, and the code's
-own output cannot be taken for the report. The processes end with this one (`supervision`).
+error, not in a dead checker. A worker, as `python -m regard.checker.worker REQUEST`, calls `run_request`,
+which reports its progress and its result as lines of JSON in a file; nothing is unpickled, and the code's own
+output cannot be taken for the report. The processes end with this one (`supervision`).
 This contains accidents; it does not stop malicious code.
 """
 
@@ -11,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 from regard.checker.reports.report import Report
 from regard.checker.subject.locate import split
 from regard.support.supervision import Supervision
@@ -26,6 +28,7 @@ TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
 LEAST_MEMORY = 1.0  # gigabytes, of which PyTorch's own libraries take half
 STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine
 INTERVAL = 0.02  # seconds between two looks at the result
+LONGEST = 2000  # characters of an error that are handed on; the code may have written any number into it
 
 
 def check_in_process(
@@ -104,7 +107,7 @@ def run(
     ranks: int = 1,
     tell: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> list[WorkerResult]:
-    """Run a worker module (see `worker.run_request`) in one process or in several that work together.
+    """Run a worker module (see `run_request`) in one process or in several that work together.
 
     They are ended once all of them have finished, one of them has ended early or the time is over. None is
     left running.
@@ -186,3 +189,58 @@ def _describe_end(end: str, phase: str, place: str, spec: str, timeout: float, m
 _NO_MEMORY = re.compile(
     "can't allocate memory|MemoryError|not enough memory|std::bad_alloc|Cannot allocate|failed to map segment"
 )
+
+
+def limit_memory(gigabytes: float) -> None:
+    """Limit the memory that this process may allocate beyond what it has now. Only Linux supports this."""
+    try:
+        import resource
+
+        # RLIMIT_AS counts address space, of which the libraries of PyTorch have mapped gigabytes by now.
+        with open("/proc/self/statm", encoding="ascii") as status:
+            now = int(status.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limit = now + int(gigabytes * 1e9)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        # A crash should not leave a core file of gigabytes in the author's folder.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, OSError, ValueError):  # not Linux: only time is limited
+        return
+
+
+def make_writer(result: str) -> Callable[..., None]:
+    """Return a function that appends a line of JSON to the file `result`.
+
+    If the author's code has forked this process, the fork ends there: one process gives one answer.
+    """
+    process = os.getpid()
+
+    def write_line(**fields: Any) -> None:
+        if os.getpid() != process:
+            os._exit(0)
+        with open(result, "a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+
+    return write_line
+
+
+def run_request(work: Callable[[dict[str, Any], Callable[..., None]], Any]) -> None:
+    """Do the work of the request that this process was started with, write its result or error, and exit.
+
+    `work` gets the request and a function that writes a line of progress; it returns plain data.
+    """
+    request: dict[str, Any] = json.loads(sys.argv[1])
+    sys.argv = [sys.argv[0]]  # the author's code may parse it
+    sys.path[:0] = request["path"]
+    write_line = make_writer(request["result"])
+    write_line(phase="importing")
+    # Requests of several ranks have no limit.
+    if "memory" in request:
+        limit_memory(request["memory"])
+    try:
+        write_line(report=work(request, write_line))
+    except CheckError as error:
+        write_line(error=str(error)[:LONGEST])
+    # SystemExit by `exit()` and KeyboardInterrupt are no subclasses of Exception.
+    except BaseException as error:
+        write_line(error=f"{request['spec']} could not be checked: {error_line(error)}")
+    os._exit(0)  # without waiting for threads that the author's code may have started

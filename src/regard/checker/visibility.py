@@ -325,7 +325,7 @@ def _measure_on_ranks() -> dict[str, MistakeDistance]:
     for trial in make_trials(subject, 2, {}):
         plain = Cases(subject).plain(**trial["sizes"])
         asked = Asked(replace(plain, causal=bool(trial["flag"])), Wiring(), TOLERANCE)
-        for (mistake, _), output in predict_mistakes(asked.question, 2, None):
+        for mistake, output in predict_mistakes(asked.question, 2, None):
             by_kind = distances.setdefault(mistake, {})
             distance = relative_error(Answer(output), asked.right) / TOLERANCE
             by_kind[asked.kind] = max(distance, by_kind.get(asked.kind, 0.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.checker.worker import run_request
+from regard.checker.sandbox import run_request
 from regard.learn.judgement import judge_request
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from regard.checker.errors import CheckError
-from regard.checker.interpreter import prepare_interpreter
+from regard.checker.subject.kernel_recognition import prepare_interpreter
 from regard.checker.subject.locate import import_place, split
 from regard.mutants.call_reader import read_signature
 from regard.mutants.mutant import CallLog, all_mutants, make_mutant

@@ -22,10 +22,10 @@ from torch.nn.attention.flex_attention import create_block_mask
 from regard.attention.masks.named_masks import causal, padding, tensor_mask, window
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import error_line
-from regard.checker.interpreter import prepare_interpreter
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.subject.call_tensors import arrange
+from regard.checker.subject.kernel_recognition import prepare_interpreter
 from regard.mutants.call_reader import (
     ROLES,
     CallReader,

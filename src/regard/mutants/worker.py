@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from regard.checker.errors import CheckError, error_line
-from regard.checker.worker import run_request
+from regard.checker.sandbox import run_request
 from regard.mutants.mutant import Mutant, all_mutants, why_left_out, without_mutant
 from regard.mutants.one_run import run_suite
 from regard.mutants.report import MutantResult

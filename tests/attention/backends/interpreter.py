@@ -9,6 +9,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import triton  # noqa: F401 (first: the interpreter is prepared only where Triton is imported)
 
-from regard.checker.interpreter import prepare_interpreter
+from regard.checker.subject.kernel_recognition import prepare_interpreter
 
 prepare_interpreter()

@@ -20,7 +20,7 @@ from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, MaskForm, table_forms
+from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, MaskForm, RotaryTables, table_forms
 from regard.checker.subject.construct import SIZES
 from regard.checker.subject.subject import Subject
 
@@ -60,8 +60,12 @@ class Cases:
         T = T if self.max_length is None else min(T, self.max_length)
         T = self.fixed_length or T
         S = T if S is None or self.fixed_length else S if self.max_length is None else min(S, self.max_length)
-        T, S, D = self._kernel_sizes(T, S, D)
-        layout, inputs = self.subject.layout, self.subject.inputs
+        layout, inputs, kernel = self.subject.layout, self.subject.inputs, self.subject.kernel_layout
+        S = T if kernel is not None and kernel.square else S
+        T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
+        T = 1 if kernel is not None and kernel.one_query else T
+        if self.powers:  # Triton's tl.dot takes no fewer than 16 columns
+            D = max(16, 1 << (D - 1).bit_length())
         if layout in ("BCHW", "BHWC"):
             T = S = max(2, T - T % 2)  # images of more than one row
         D = self.subject.head_width or D
@@ -87,17 +91,6 @@ class Cases:
             G = H if G is None else min(G, H)
             q, k, v = normal(B, H, T, D), normal(B, G, S, D), normal(B, G, S, D if E is None else E)
         return replace(Question(name, q, k, v), **self.always)
-
-    def _kernel_sizes(self, T: int, S: int, D: int) -> tuple[int, int, int]:
-        """Return lengths and a width that the kernel takes."""
-        kernel = self.subject.kernel_layout
-        if kernel is not None and kernel.square:
-            S = T
-        T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
-        if kernel is not None and kernel.one_query:
-            T = 1
-        # Triton's tl.dot takes no fewer than 16 columns.
-        return T, S, max(16, 1 << (D - 1).bit_length()) if self.powers else D
 
     def longer(self, name: str = "longer sequence") -> Question:
         """Return a plain question on one longer sequence, in which windows and blocks show."""
@@ -139,7 +132,7 @@ def forms(subject: Subject) -> Iterator[Subject]:
         yield from (form.replaced(layout=layout) for form, layout in itertools.product(masks, HEAD_LAYOUTS))
         return
     for form in with_open_masks(subject):
-        yield from _table_forms(form)
+        yield from (form.replaced(tables=tables) for tables in _tables(subject))
     if subject.inputs == "x" and "context" in subject.arguments:
         context = subject.arguments["context"]
         extra = {name: value for name, value in subject.extra.items() if name != context}
@@ -171,19 +164,17 @@ def is_certain(form: Subject) -> bool:
     return form.layout in SEQUENCES and usual and not form.open_mask
 
 
-def _table_forms(subject: Subject) -> Iterator[Subject]:
-    """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
+def _tables(subject: Subject) -> list[RotaryTables | None]:
+    """Return the rotary tables that a subject may take, in every usual shape; None stands for none."""
     names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
-    stated = any(name in subject.extra for name in names)
-    if not names or stated or subject.tables is not None:
-        yield subject
+    if not names or any(name in subject.extra for name in names):
+        return [subject.tables]
     # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
-    if names and not stated:
-        # The width of a head is what the module says, or its width divided by its heads.
-        sizes = vocabulary.sizes(vars(subject.module) if subject.module is not None else {})
-        share = sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
-        for tables in table_forms(names, sizes.get("head_width", share)):
-            yield subject.replaced(tables=tables)
+    first = [] if subject.tables is None else [subject.tables]
+    # The width of a head is what the module says, or its width divided by its heads.
+    sizes = vocabulary.sizes(vars(subject.module) if subject.module is not None else {})
+    share = sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
+    return [*first, *table_forms(names, sizes.get("head_width", share))]
 
 
 def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
@@ -298,14 +289,6 @@ def declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]
     return declared
 
 
-def input_widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
-    """Return the widths of the inputs of queries, keys and values."""
-    width = module_width(subject.module)
-    layers = [(w.query, w.key, w.value) for w in wirings if w.query is not None]
-    q, k, v = [width if x is None else x.weight.shape[0] for x in layers[0]] if layers else [width] * 3
-    return q, k, v
-
-
 def module_width(module: nn.Module | None) -> int:
     """Return the width of a module's input, judging by an attribute or by its first layer."""
     if module is None:
@@ -318,3 +301,12 @@ def module_width(module: nn.Module | None) -> int:
         if isinstance(part, nn.Conv1d | nn.Conv2d):
             return part.in_channels
     return 48
+
+
+def head_width(wiring: Wiring, question: Question) -> int:
+    """Return the width of a query head under a wiring; 0 if its shapes do not fit the question."""
+    try:
+        with torch.no_grad():
+            return int(wiring.project(question)[0].shape[-1])
+    except (RuntimeError, ValueError, IndexError):
+        return 0

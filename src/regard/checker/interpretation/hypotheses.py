@@ -22,7 +22,6 @@ from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
 from regard.checker.oracle.oracle import Intent, looking_back
-from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Rotation, Wiring
 from regard.checker.subject.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
@@ -79,7 +78,11 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     held = " ".join([source, *(path for path, _ in tensors)])
     found = [
         *_masks(numbers, longest),
-        *_caps(numbers),
+        # Gemma 2 caps its scores at 50, Grok-1 at 30.
+        *(
+            Feature("cap", f"with a soft cap of {cap:g}", partial(replace, softcap=cap))
+            for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)})
+        ),
         *_rotations(numbers, tensors, head_width, source),
         *_biases(tensors, wiring.heads),
         *_sinks(tensors, wiring.heads),
@@ -105,7 +108,7 @@ def add_feature(base: Intent, feature: Feature) -> Intent | None:
     return None if changed is None else replace(changed, features=(*base.features, feature.words))
 
 
-def _wired(base: Intent, **changes: Any) -> Intent | None:
+def _wired(base: Intent, **changes: Any) -> Intent:
     """Return an interpretation whose wiring has other fields."""
     return replace(base, wiring=replace(base.wiring, **changes))
 
@@ -128,12 +131,6 @@ def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
     sizes = [n for n in sorted({2, 3, 4, 5, 6} | named) if 1 < n < longest - 1]
     for (words, change), n in itertools.product(_MASKS.items(), sizes):
         yield Feature("mask", words.format(n), partial(change, n))
-
-
-def _caps(numbers: list[float]) -> Iterator[Feature]:
-    # Gemma 2 caps its scores at 50, Grok-1 at 30.
-    for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
-        yield Feature("cap", f"with a soft cap of {cap:g}", partial(replace, softcap=cap))
 
 
 def _rotations(
@@ -225,7 +222,7 @@ def _halves(half: int, angles: Tensor) -> list[slice]:
     return [*everything, slice(0, half), slice(0, None, 2)] if len(angles) % 2 == 0 else everything
 
 
-def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -> Intent | None:
+def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -> Intent:
     def bias(H: int, T: int, S: int) -> Tensor:
         distance = torch.arange(S - T, S)[:, None] - torch.arange(S)  # (T, S), positive for the past
         distance = distance.abs() if symmetric else distance
@@ -234,8 +231,8 @@ def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -
     return _wired(base, bias=bias)
 
 
-def _own_slopes(slopes: Tensor, H: int) -> Tensor:
-    return slopes.double()
+def _held_slopes(slopes: Tensor, H: int) -> Tensor:
+    return slopes
 
 
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
@@ -251,7 +248,7 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
             words = f"with a bias by distance, slopes `{path}`"
-            named += [(words, partial(_own_slopes, slopes)) for slopes in signed]
+            named += [(words, partial(_held_slopes, slopes.double())) for slopes in signed]
     for (words, slopes_of), symmetric in itertools.product(named, (False, True)):
         yield Feature("bias", words, partial(_with_bias, slopes_of, symmetric))
 
@@ -279,8 +276,8 @@ def _normed(
     def scaled(x: Tensor) -> Tensor:
         return norm(x) if factors is None else norm(x) * factors.to(x)
 
-    changed = _wired(base, query_norm=scaled, key_norm=norm)
-    return changed if changed is None or scale is None else _wired(changed, scale=scale)
+    own_scale = {} if scale is None else {"scale": scale}
+    return _wired(base, query_norm=scaled, key_norm=norm, **own_scale)
 
 
 def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int, D: int) -> Iterator[Feature]:
@@ -305,24 +302,9 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int, D: i
         if scale is not None and factors is None:  # normalised by its own layer, so that any may be meant
             yield Feature("norm", f"on normalised queries and keys{words}", partial(_wired, scale=scale))
     # The epsilon of RMSNorm is 1e-6 or 1e-5 in Llama's models, and 1e-8 in the paper's code.
-    for eps in (1e-6, 1e-5, 1e-8):
-        rms = partial(_mean_square_norm, eps)
-        yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None, None))
-
-    def layer(x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:])
-
-    yield Feature("norm", "on queries and keys after layer norm", partial(_normed, layer, None, None))
-
-
-def _mean_square_norm(eps: float, x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-
-
-def head_width(wiring: Wiring, question: Question) -> int:
-    """Return the width of a query head under a wiring; 0 if its shapes do not fit the question."""
-    try:
-        with torch.no_grad():
-            return int(wiring.project(question)[0].shape[-1])
-    except (RuntimeError, ValueError, IndexError):
-        return 0
+    others = [
+        (lambda x, eps=eps: F.rms_norm(x, x.shape[-1:], eps=eps), "of mean square 1")
+        for eps in (1e-6, 1e-5, 1e-8)
+    ]
+    for norm, words in [*others, (lambda x: F.layer_norm(x, x.shape[-1:]), "after layer norm")]:
+        yield Feature("norm", f"on queries and keys {words}", partial(_normed, norm, None, None))

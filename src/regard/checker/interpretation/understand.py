@@ -18,6 +18,7 @@ import torch
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.diagnose import diagnose
+from regard.checker.errors import lines_reached
 from regard.checker.interpretation.cases import (
     Cases,
     causal_hypotheses,
@@ -25,16 +26,16 @@ from regard.checker.interpretation.cases import (
     declared_options,
     declared_scale,
     forms,
+    head_width,
     holds_causal_mask,
-    input_widths,
     is_certain,
     max_length,
+    module_width,
 )
 from regard.checker.interpretation.hypotheses import (
     Feature,
     add_feature,
     find_features,
-    head_width,
     likeliest,
 )
 from regard.checker.oracle.oracle import (
@@ -50,9 +51,8 @@ from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.inside import find_inside
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, TensorLayout
 from regard.checker.subject.projections import find_wirings, head_counts
-from regard.checker.subject.reply import OutputShapeError, Reply, lines_reached
 from regard.checker.subject.source import source_of
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import OutputShapeError, Reply, Subject
 
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
 
@@ -79,6 +79,12 @@ class Understanding:
     def intent(self) -> Intent | None:
         """The right interpretation, or the most plausible one."""
         return self.right_intent or (self.intents[0] if self.intents else None)
+
+    @property
+    def observation(self) -> Observation:
+        """The plain question, with the answer of code that ran."""
+        assert self.first.answer is not None
+        return Observation(self.cases.plain(), self.first.answer)
 
     @property
     def as_named(self) -> bool:
@@ -130,9 +136,16 @@ def understand(
         if _is_covered(form, tried):
             continue
         cases, reply, dtype = _first_run(form, wirings, always)
-        possible = _with_rotations(form, intents)
+        rotations = form.tables.rotations() if form.tables is not None else []
+        rotated = [
+            replace(intent, wiring=replace(intent.wiring, rotate=rotation))
+            for intent in intents
+            for rotation in rotations
+        ]
+        possible = rotated if form.tables is not None else intents
         tried.append(Understanding(form, form, cases, possible, None, dtype, reply, [], declared))
-        tried[-1].right_intent = find_right_intent(reply, cases.plain(), possible)
+        if reply.answer is not None:
+            tried[-1].right_intent = search([tried[-1].observation], possible, [])
         if tried[-1].right_intent is not None or (reply.error is None and is_certain(form)):
             break
     understanding = _interpret_likeliest(tried)
@@ -157,7 +170,9 @@ def _is_covered(form: Subject, tried: list[Understanding]) -> bool:
     kernel = form.kernel_layout
     if isinstance(kernel, TensorLayout) and kernel.single:
         # Code that takes several queries is judged on them: one sees every key, causal or not.
-        return any(other.kernel_layout == replace(kernel, single=False) for other in ran)
+        layouts = [other.kernel_layout for other in ran]
+        several = [x for x in layouts if isinstance(x, TensorLayout) and not x.single]
+        return (kernel.queries, kernel.keys) in [(x.queries, x.keys) for x in several]
     # A mistake of the heads would not show in one head.
     return form.layout == "TD" and any(other.layout in ("BHTD", "BTD") for other in ran)
 
@@ -192,21 +207,13 @@ def most_plausible(ran: list[Understanding]) -> Understanding:
     ran = sorted(ran, key=_smallest_error)
     if _smallest_error(ran[0]) < NEARLY_RIGHT:
         return ran[0]
-    return next((found for found in ran if _is_explained(found)), ran[0])
+    return next((found for found in ran if diagnose([found.observation], found.intents)), ran[0])
 
 
-def _is_explained(understanding: Understanding) -> bool:
-    """Return whether a mistake reproduces the reply to the plain question."""
-    answer = understanding.first.answer
-    assert answer is not None
-    return bool(diagnose([Observation(understanding.cases.plain(), answer)], understanding.intents))
-
-
-def _smallest_error(understanding: Understanding) -> float:
+def _smallest_error(found: Understanding) -> float:
     """Return how far the reply to the plain question is from right, in the interpretation that suits it."""
-    answer, question = understanding.first.answer, understanding.cases.plain()
-    assert answer is not None
-    return min((intent.error(question, answer) for intent in understanding.intents), default=math.inf)
+    question, answer = found.observation.question, found.observation.answer
+    return min((intent.error(question, answer) for intent in found.intents), default=math.inf)
 
 
 def _progress(understanding: Understanding) -> tuple[bool, int]:
@@ -238,8 +245,13 @@ def _first_run(
     whole = subject.layout in SEQUENCES
     for cases in _cases(subject, wirings, always) if whole else _head_cases(subject, always):
         reply, dtype = run_once(subject, cases.plain())
+        if reply.error is None and whole:
+            # A fixed length, if the code does not take a shorter sequence.
+            T = cases.plain().k.shape[-2]
+            shorter = run_once(subject, cases.plain(T=max(1, T - 2)))[0]
+            cases = cases if shorter.error is None else replace(cases, fixed_length=T)
         if reply.error is None:
-            return _with_fixed_length(cases) if whole else cases, reply, dtype
+            return cases, reply, dtype
         failed.append((cases, reply, dtype))
         if whole and not is_certain(subject):
             break
@@ -248,20 +260,20 @@ def _first_run(
 
 def _head_cases(subject: Subject, always: dict[str, Any]) -> Iterator[Cases]:
     """Yield cases in the sizes that a function on split heads may want."""
-    kernel = subject.kernel_layout
-    if kernel is not None:
-        always = always | {"layout": kernel.kind}
+    kind = subject.kernel_layout.kind if subject.kernel_layout is not None else ""
+    always = always | {"layout": kind} if kind else always
     # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks, its pages.
     for powers, multiple in ((False, 1), (True, 1), (True, 128)):
-        for page in (4, 16, 256) if kernel is not None and kernel.kind.startswith("paged") else (None,):
-            paged = always if page is None else always | {"page": page}
-            yield Cases(subject, always=paged, powers=powers, multiple=multiple)
+        for page in ({"page": 4}, {"page": 16}, {"page": 256}) if kind.startswith("paged") else ({},):
+            yield Cases(subject, always=always | page, powers=powers, multiple=multiple)
 
 
 def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> Iterator[Cases]:
     """Yield cases of the widths and lengths that code on sequences may take, most plausible first."""
-    q, k, v = input_widths(subject, wirings)
     limit, module = max_length(subject), subject.module
+    projected = next((w for w in wirings if w.query is not None), None)
+    roles = (projected.query, projected.key, projected.value) if projected is not None else (None,) * 3
+    q, k, v = (module_width(module) if x is None else x.weight.shape[0] for x in roles)
     cases = Cases(subject, q, k, limit, always, value_width=v)
     for length in (limit, None, 5, 4, 3, 2):
         yield replace(cases, max_length=length)
@@ -272,38 +284,20 @@ def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> I
         yield replace(cases, fixed_length=limit)
 
 
-def _with_fixed_length(cases: Cases) -> Cases:
-    """Return the cases, with a fixed length if the code does not take a shorter sequence."""
-    T = cases.plain().k.shape[-2]
-    shorter = run_once(cases.subject, cases.plain(T=max(1, T - 2)))[0]
-    return cases if shorter.error is None else replace(cases, fixed_length=T)
-
-
-def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
-    """Return the interpretations with the rotations that the subject's tables may mean."""
-    if subject.tables is None:
-        return intents
-    return [
-        replace(intent, wiring=replace(intent.wiring, rotate=rotation))
-        for intent in intents
-        for rotation in subject.tables.rotations()
-    ]
-
-
 def interpret(tried: Understanding) -> Understanding:
     """Find the interpretation under which several outputs are right: a plain one, or one with features.
 
     If there is none, those with an evident feature join the interpretations under which mistakes are sought.
     """
-    subject, cases, intents, reply = tried.subject, tried.cases, tried.intents, tried.first
+    subject, cases, intents = tried.subject, tried.cases, tried.intents
     dtype, kernel = tried.dtype, subject.kernel_layout
     width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
     inputs = f"inputs {spell(subject.layout) + width if kernel is None else kernel.description}"
     understanding = replace(tried, right_intent=None, assumptions=[inputs])
-    if reply.answer is None or not intents:
+    if tried.first.answer is None or not intents:
         return understanding
     others = [cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.longer()]
-    observations = [Observation(cases.plain(), reply.answer), *observe(subject, others, dtype)]
+    observations = [tried.observation, *observe(subject, others, dtype)]
     fitting = fitting_intents(intents, observations)
     understanding.right_intent = search(observations, fitting, [])
     if understanding.right_intent is not None:
@@ -343,8 +337,10 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
         bases: the plain interpretations, most plausible first.
         features: what to try.
     """
-    candidates = _with_features(bases, features)
-    return next((intent for intent in candidates if intent is not None and _fits(intent, observations)), None)
+    for intent in _with_features(bases, features):
+        if intent is not None and all(intent.error(o.question, o.answer) < TOLERANCE for o in observations):
+            return intent
+    return None
 
 
 def _with_features(bases: list[Intent], features: list[Feature]) -> Iterator[Intent | None]:
@@ -356,10 +352,6 @@ def _with_features(bases: list[Intent], features: list[Feature]) -> Iterator[Int
         for base in bases[:2] if first.kind != second.kind else ():
             once = add_feature(base, first)
             yield None if once is None else add_feature(once, second)
-
-
-def _fits(intent: Intent, observations: list[Observation]) -> bool:
-    return all(intent.error(o.question, o.answer) < TOLERANCE for o in observations)
 
 
 def observe(subject: Subject, questions: Iterable[Question], dtype: torch.dtype) -> list[Observation]:
@@ -406,14 +398,6 @@ def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
         if single.error is None or reached[1] > reached[0]:
             return single, torch.float32
     return reply, torch.float64
-
-
-def find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
-    """Return the first interpretation under which an answer is right."""
-    answer = reply.answer
-    if answer is None:
-        return None
-    return next((intent for intent in intents if intent.error(question, answer) < TOLERANCE), None)
 
 
 def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[Wiring]:

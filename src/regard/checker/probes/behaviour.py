@@ -19,7 +19,7 @@ from regard.checker.interpretation.understand import NEARLY_RIGHT
 from regard.checker.oracle.oracle import Observation, relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession, Reference
-from regard.checker.subject.reply import CallHook
+from regard.checker.subject.subject import CallHook
 
 HEAD_AXIS, TOKEN_AXIS = -3, -2  # of (B, H, T, D)
 

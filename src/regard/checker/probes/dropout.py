@@ -35,7 +35,7 @@ from regard.checker.probes.dropout_effect import (
 from regard.checker.probes.gradients import GRADIENT_TOLERANCE, derivative_error, output_gradients
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module
-from regard.checker.subject.reply import CallMonitor, Reply
+from regard.checker.subject.subject import CallMonitor, Reply
 from regard.support.torch_internals import BatchNorm
 
 _PLACE = "dropout in training"

@@ -23,8 +23,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession, Oracle
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS
-from regard.checker.subject.reply import FollowInputs, Reply
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import FollowInputs, Reply, Subject
 
 GRADIENT_TOLERANCE = 1e-4  # relative
 NO_GRADIENT = "it gets no gradient, though the output depends on it"

@@ -29,7 +29,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import SEQUENCES, copy_module
 from regard.checker.subject.continuation import has_cache
 from regard.checker.subject.inside import InsideWiring
-from regard.checker.subject.reply import CallHook, Reply
+from regard.checker.subject.subject import CallHook, Reply
 
 _ORDER = (0, 0, 1, 0, 2, 1, 3, 0)  # which question comes after which, in calls of one and the same code
 

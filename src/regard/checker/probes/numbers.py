@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
-from regard.checker.interpreter import is_interpreting
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
@@ -30,6 +29,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.gradients import probe_gradients
 from regard.checker.session import CheckSession, Oracle
+from regard.checker.subject.kernel_recognition import is_interpreting
 from regard.checker.subject.source import returned_names
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype

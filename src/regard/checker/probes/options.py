@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from regard.checker.diagnose import diagnose
-from regard.checker.interpretation.hypotheses import head_width
+from regard.checker.interpretation.cases import head_width
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,

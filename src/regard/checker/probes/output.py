@@ -23,9 +23,8 @@ from regard.checker.probes.wrong_output import WrongOutput, smallest_failure
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
 from regard.checker.subject.call_tensors import MaskForm
-from regard.checker.subject.reply import Reply
 from regard.checker.subject.source import attention_parts, model_sentence
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import Reply, Subject
 
 
 def observe_answers(session: CheckSession) -> list[Observation]:

@@ -2,7 +2,8 @@
 
 Every rank gets its part of the sequence in contiguous order: rank r of n has tokens r·T/n to (r+1)·T/n − 1.
 The parts of the output are put together and compared with the attention of the whole. The processes are
-started afresh (never forked), meet through a file, and end with the process that started them.
+started afresh (never forked) with `python -m regard.checker.ranks.distributed REQUEST`, join a gloo group
+through a file, write one line of JSON for each answer, and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import diagnose
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 from regard.checker.interpretation.cases import Cases, declared_causality
 from regard.checker.interpretation.understand import Understanding
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, relative_difference
@@ -31,21 +35,17 @@ from regard.checker.probes.output import wrong_answers
 from regard.checker.probes.wrong_output import describe_failure
 from regard.checker.ranks.ring import predict_mistakes, predict_orders
 from regard.checker.reference import prepare_reference
-from regard.checker.sandbox import TIMEOUT, WorkerResult, run
+from regard.checker.sandbox import TIMEOUT, WorkerResult, run, run_request
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch
+from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.reply import Reply
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.locate import locate
+from regard.checker.subject.subject import Reply, Subject
 from regard.support.processes import is_lost_rank
 
 WAITING = 20.0  # seconds that a rank waits for another
 _MOST = 16  # processes
-_ARGUMENTS = {
-    "group": "group process_group pg ring_group sp_group cp_group sequence_group ulysses_group ring_pg",
-    "rank": "rank cp_rank sp_rank ring_rank",
-    "world_size": "world_size cp_size sp_size ring_size num_ranks n_ranks world",
-}
 
 
 def check_on_processes(
@@ -80,7 +80,7 @@ def check_on_processes(
     answers = run_ranks([spec], processes, init, trials)[spec]
     if isinstance(answers, str):
         raise CheckError(f"{subject.name} could not be run on {processes} processes: {answers}")
-    return judge(subject, processes, trials, answers, options, options.get("scale"), whole)
+    return judge(subject, processes, trials, answers, options, whole)
 
 
 def reference_of_whole(
@@ -98,7 +98,7 @@ def reference_of_whole(
 
 def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subject:
     """Return a subject whose arguments for the group and the rank hold their meaning as a placeholder."""
-    meanings = {name: meaning for meaning, names in _ARGUMENTS.items() for name in names.split()}
+    meanings = vocabulary.meanings("ranks")
     target = getattr(thing, "forward", thing)
     own = {n: meanings[n] for n in inspect.signature(target).parameters if n in meanings and n not in init}
     if isinstance(thing, type):
@@ -186,7 +186,7 @@ def _start_ranks(
         # An entry may be relative, and "" means the current folder, which -P leaves out.
         "path": [os.path.abspath(entry) for entry in sys.path],
     }
-    return run("regard.checker.ranks.rank_worker", request, ranks=processes)
+    return run("regard.checker.ranks.distributed", request, ranks=processes)
 
 
 def _collect(ranks: list[WorkerResult], spec: str, count: int) -> Answers | str:
@@ -240,7 +240,6 @@ def judge(
     trials: list[dict[str, Any]],
     answers: Answers,
     options: dict[str, Any],
-    scale: float | None = None,
     reference: Reference | None = None,
 ) -> CheckSession:
     """Compare the answers with those of the whole, in a layout in which they are right or a mistake fits."""
@@ -254,7 +253,7 @@ def judge(
             Observation(question_of(candidate, trial), _join(by_trial[index]))
             for index, trial in enumerate(trials)
         ]
-        intents = [Intent(Wiring(scale=scale), choice) for choice in choices]
+        intents = [Intent(Wiring(scale=options.get("scale")), choice) for choice in choices]
         intents.sort(key=lambda intent: max(intent.error(o.question, o.answer) for o in observations))
         first = Reply(observations[0].answer)
         shapes = {"BHTD": "(B, H, T/n, D)", "BTHD": "(B, T/n, H, D)"}[layout]
@@ -290,9 +289,15 @@ def _right_answer(session: CheckSession, question: Question) -> Answer:
 def _compare(session: CheckSession, observations: list[Observation], processes: int) -> None:
     """Record whether the output is right, and which mistake fits if it is not."""
     expected = [_right_answer(session, observation.question) for observation in observations]
-    wrong = wrong_answers(session, observations)
-    if wrong and session.reference is None and _name_order(session, observations, processes):
-        return
+    wrong, own = wrong_answers(session, observations), session.reference is None
+    # Code that is right for tokens in another order than the consecutive one.
+    for order, error in _matching(session, observations, predict_orders, processes) if wrong and own else ():
+        if error < TOLERANCE:
+            session.undecided = (
+                f"it equals causal attention of tokens in {order} order, and the checker gives each rank "
+                "consecutive tokens: check a function that reorders them before and after"
+            )
+            return
     session.add_results(observations, wrong)
     last = observations[-1].answer
     if not wrong:
@@ -300,8 +305,10 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
         if last.lse is not None and expected[-1].lse is not None:
             judge_lse(session, last.lse, expected[-1].lse)
     else:
-        if session.reference is None:
-            _name_mistakes_of_processes(session, observations, processes)
+        for name, error in _matching(session, observations, predict_mistakes, processes) if own else ():
+            if error < TOLERANCE and not session.diagnoses:
+                evidence = f"On {processes} processes your output equals attention {get_mistake(name).what}"
+                session.add_diagnosis(name, f"{evidence}, to {max(error, 1e-16):.0e}.", error)
         failing = [i for i, o in enumerate(observations) if not session.error(o) < TOLERANCE]
         smallest = min(failing, key=lambda i: observations[i].question.q.numel())
         asked = observations[smallest]
@@ -310,37 +317,71 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
     session.add_skip("gradients and precision", "on several processes only the outputs are compared")
 
 
-def _name_order(session: CheckSession, observations: list[Observation], processes: int) -> bool:
-    """Recognise code that is right for tokens in another order than the consecutive one."""
-    for order, fits in _matching(session, observations, predict_orders, processes):
-        if fits < TOLERANCE:
-            session.undecided = (
-                f"it equals causal attention of tokens in {order} order, and the checker gives each rank "
-                "consecutive tokens: check a function that reorders them before and after"
-            )
-            return True
-    return False
-
-
-def _name_mistakes_of_processes(
-    session: CheckSession, observations: list[Observation], processes: int
-) -> None:
-    """Name the mistake of several processes that reproduces every output."""
-    for name, error in _matching(session, observations, predict_mistakes, processes):
-        if error < TOLERANCE and not session.diagnoses:
-            evidence = f"On {processes} processes your output equals attention {get_mistake(name).what}"
-            session.add_diagnosis(name, f"{evidence}, to {max(error, 1e-16):.0e}.", error)
-
-
 def _matching(
     session: CheckSession, observations: list[Observation], predict: Any, processes: int
 ) -> Iterator[tuple[str, float]]:
     """Yield every prediction by name, with its largest error over all observations."""
     for intent in session.understanding.intents:
-        errors: dict[tuple[str, int], float] = {}
-        for observation in observations:
-            question, scale = intent.apply(observation.question), intent.wiring.scale
-            for key, output in predict(question, processes, scale):
-                error = relative_difference(observation.answer.output, output)
-                errors[key] = max(error, errors.get(key, 0.0))
-        yield from ((name, error) for (name, _), error in errors.items())
+        asked = [intent.apply(observation.question) for observation in observations]
+        predicted = [predict(question, processes, intent.wiring.scale) for question in asked]
+        for forms in zip(*predicted, strict=True):
+            answers = zip(observations, forms, strict=True)
+            errors = [relative_difference(o.answer.output, output) for o, (_, output) in answers]
+            yield forms[0][0], max(errors)
+
+
+def run_trials(request: dict[str, Any], write_line: Callable[..., None]) -> None:
+    """Answer every trial of the request, in every layout."""
+    torch.set_num_threads(1)
+    for index, spec in enumerate(request["specs"]):
+        try:
+            subject = adapt_for_ranks(locate(spec), request["init"], request["ranks"])
+            for layout in request["layouts"]:
+                store = f"{request['store']}-{index}-{layout}"
+                if not _answer(
+                    subject.replaced(layout=layout), request, store, partial(write_line, spec=spec)
+                ):
+                    break
+        # An exit() in the author's file must not end this rank without a line that says so.
+        except BaseException as error:
+            write_line(spec=spec, failure=error_line(error))
+
+
+def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: Callable[..., None]) -> bool:
+    """Answer the trials in one layout, in a process group of its own; False if another rank did not come."""
+    rank, world_size = request["rank"], request["ranks"]
+    distributed.init_process_group(
+        "gloo",
+        # A file needs no port, which another process may take.
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=request["waiting"]),
+    )
+    try:
+        places: dict[str, Any] = {"group": distributed.group.WORLD, "rank": rank}
+        extra = {name: places.get(str(value), value) for name, value in subject.extra.items()}
+        subject = subject.replaced(extra=extra)
+        for index, trial in enumerate(request["trials"]):
+            whole = question_of(subject, trial).to(getattr(torch, request["dtype"]))
+            with torch.no_grad():
+                # Gloo sends contiguous tensors only.
+                reply = subject.run(whole.map_inputs(lambda x: x.chunk(world_size, -2)[rank].contiguous()))
+            if reply.answer is None:
+                write_line(layout=subject.layout, failure=reply.error_line)
+                return not is_lost_rank(reply.error_line)
+            lse = reply.answer.lse
+            write_line(
+                layout=subject.layout,
+                trial=index,
+                output=reply.answer.output.double().tolist(),
+                lse=None if lse is None else lse.double().tolist(),
+            )
+        distributed.barrier()  # a rank that has finished must not close the connections of the others
+    finally:
+        distributed.destroy_process_group()
+    return True
+
+
+if __name__ == "__main__":
+    run_request(run_trials)

@@ -1,13 +1,12 @@
 """What attention on several processes gives if it is wrong in a known way, computed on one.
 
-Each prediction follows the steps of a ring: every rank attends to the blocks of keys of all ranks, one after
-the other, and merges the partial outputs by their log-sum-exp. This file knows no processes.
+In a ring every rank attends to the blocks of keys of all ranks, one after the other, and merges the partial
+outputs by their log-sum-exp, which is attention to all of these blocks at once. This file knows no processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from regard.checker.oracle.question import Question
 
-Prediction = tuple[tuple[str, int], Tensor]  # (name, number of the form), and the output
-Sources = Callable[[int, int], int]  # (rank, step) -> the rank whose block is used
+Prediction = tuple[str, Tensor]  # a mistake, of which there are several forms, or an order; and the output
 
 
 class RingInputs:
@@ -37,11 +35,11 @@ class RingInputs:
         keys = source * self.T + torch.arange(self.T)
         return keys <= at if self.causal else torch.ones(self.T, self.T, dtype=torch.bool)
 
-    def block(self, rank: int, keys: int, values: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the partial output of one block and its log-sum-exp; zeros where nothing is visible."""
-        scores = (self.q[rank] @ self.k[keys].mT * self.scale).masked_fill(~allowed, -torch.inf)
-        output = torch.softmax(scores, -1).nan_to_num() @ self.v[values]
-        return output, torch.logsumexp(scores, -1, keepdim=True)
+    def rows(self, rank: int, keys: list[int], values: list[int], allowed: list[Tensor]) -> Tensor:
+        """Return the outputs of a rank that attends to these blocks; zeros where nothing is visible."""
+        k, v = torch.cat([self.k[b] for b in keys], -2), torch.cat([self.v[b] for b in values], -2)
+        scores = (self.q[rank] @ k.mT * self.scale).masked_fill(~torch.cat(allowed, -1), -torch.inf)
+        return torch.softmax(scores, -1).nan_to_num() @ v
 
     def attend(self, positions: Tensor, key_positions: Tensor, v: Tensor | None = None) -> Tensor:
         """Return attention of the whole sequence in which tokens stand at these positions."""
@@ -50,13 +48,6 @@ class RingInputs:
         if self.causal:
             scores = scores.masked_fill(key_positions > positions[:, None], -torch.inf)
         return torch.softmax(scores, -1).nan_to_num() @ (own if v is None else v)
-
-
-def _merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Merge partial outputs, each weighted by its log-sum-exp."""
-    lse = torch.stack([part[1] for part in parts])
-    # A row that sees no key in any block has log-sum-exps of −inf alone, whose softmax is NaN.
-    return (torch.softmax(lse, 0).nan_to_num() * torch.stack([part[0] for part in parts])).sum(0)
 
 
 def predict_mistakes(question: Question, n: int, scale: float | None) -> Iterator[Prediction]:
@@ -68,7 +59,7 @@ def predict_mistakes(question: Question, n: int, scale: float | None) -> Iterato
         ("gather-order", _gathers(inputs)),
         ("stale-ring-step", _stale_steps(inputs)),
     ):
-        yield from (((name, number), output) for number, output in enumerate(forms))
+        yield from ((name, output) for output in forms)
 
 
 def predict_orders(question: Question, n: int, scale: float | None) -> Iterator[Prediction]:
@@ -76,74 +67,56 @@ def predict_orders(question: Question, n: int, scale: float | None) -> Iterator[
     inputs = RingInputs(question, n, scale)
     T = inputs.T
     striped = torch.cat([torch.arange(T) * n + rank for rank in range(n)])
-    yield ("striped", 0), inputs.attend(striped, striped)
+    yield "striped", inputs.attend(striped, striped)
     if T % 2 == 0:
         half = torch.arange(T // 2)
         chunks = [(rank, 2 * n - 1 - rank) for rank in range(n)]
         zigzag = torch.cat([chunk * (T // 2) + half for pair in chunks for chunk in pair])
-        yield ("zigzag", 0), inputs.attend(zigzag, zigzag)
+        yield "zigzag", inputs.attend(zigzag, zigzag)
 
 
 def _stale_steps(inputs: RingInputs) -> Iterator[Tensor]:
     """A step uses the keys, the values or both of the step before, or those of the first step always."""
     n = inputs.n
-
-    def nominal(direction: int, rank: int, step: int) -> int:
-        return (rank - direction * step) % n
-
-    def late(direction: int, rank: int, step: int) -> int:
-        return nominal(direction, rank, max(step - 1, 0))
-
-    def first(direction: int, rank: int, step: int) -> int:
-        return rank
-
-    for direction, stale in product((1, -1), (late, first)):
-        at, wrong = partial(nominal, direction), partial(stale, direction)
+    steps = list(range(n))
+    for direction, late in product((1, -1), ([0, *steps[:-1]], [0] * n)):
+        # By rank, whose block is used at each step.
+        at, wrong = (
+            [[(rank - direction * s) % n for s in used] for rank in range(n)] for used in (steps, late)
+        )
         for keys, values, mask in (
             (wrong, wrong, at),
             (wrong, wrong, wrong),
             (wrong, at, at),
             (at, wrong, at),
         ):
-            yield _ring(inputs, keys, values, mask)
-
-
-def _ring(inputs: RingInputs, keys: Sources, values: Sources, mask: Sources) -> Tensor:
-    """Return the output of a ring whose steps read these blocks, under the mask of those."""
-    outputs = []
-    for rank in range(inputs.n):
-        steps = [(keys(rank, s), values(rank, s), mask(rank, s)) for s in range(inputs.n)]
-        outputs.append(_merge([inputs.block(rank, k, v, inputs.allowed(rank, m)) for k, v, m in steps]))
-    return torch.cat(outputs, -2)
+            allowed = [[inputs.allowed(rank, source) for source in mask[rank]] for rank in range(n)]
+            yield torch.cat([inputs.rows(r, keys[r], values[r], allowed[r]) for r in range(n)], -2)
 
 
 def _offsets(inputs: RingInputs) -> Iterator[Tensor]:
     """The mask takes a rank's tokens for the first, every block for its own, or others for earlier."""
-    n, T = inputs.n, inputs.T
-    own, every = inputs.allowed(0, 0), torch.ones(T, T, dtype=torch.bool)
-    rules: list[Callable[[int, int], Tensor]] = [
-        lambda rank, source: inputs.allowed(0, source),
-        lambda rank, source: own,
-        lambda rank, source: own if rank == source else every,
-    ]
-    for rule in rules:
-        blocks = [[inputs.block(rank, s, s, rule(rank, s)) for s in range(n)] for rank in range(n)]
-        yield torch.cat([_merge(parts) for parts in blocks], -2)
+    ranks, own = list(range(inputs.n)), inputs.allowed(0, 0)
+    for allowed in (
+        [[inputs.allowed(0, source) for source in ranks] for _ in ranks],
+        [[own for _ in ranks] for _ in ranks],
+        [[own if rank == source else torch.ones_like(own) for source in ranks] for rank in ranks],
+    ):
+        output = torch.cat([inputs.rows(rank, ranks, ranks, allowed[rank]) for rank in ranks], -2)
+        yield output
         # A merge that begins with a rank's own keys gives NaN if all of them are hidden.
-        broken = [_merge(parts).masked_fill(parts[r][1].isinf(), torch.nan) for r, parts in enumerate(blocks)]
-        yield torch.cat(broken, -2)
+        visible = torch.cat([allowed[rank][rank].any(-1, keepdim=True) for rank in ranks])
+        yield output.masked_fill(~visible, torch.nan)
 
 
 def _merges(inputs: RingInputs) -> Iterator[Tensor]:
     """The partial outputs are summed, and divided by all steps, by those that see a key, or not at all."""
-    n = inputs.n
-    sums, seen = [], []
-    for rank in range(n):
-        parts = [inputs.block(rank, s, s, inputs.allowed(rank, s)) for s in range(n)]
-        sums.append(torch.stack([part[0] for part in parts]).sum(0))
-        seen.append(torch.stack([part[1].isfinite() for part in parts]).sum(0))
-    total, count = torch.cat(sums, -2), torch.cat(seen, -2)
-    yield from (total / n, total / count, total)
+    ranks = range(inputs.n)
+    allowed = [[inputs.allowed(rank, source) for source in ranks] for rank in ranks]
+    outputs = [[inputs.rows(rank, [s], [s], [allowed[rank][s]]) for s in ranks] for rank in ranks]
+    total = torch.cat([torch.stack(parts).sum(0) for parts in outputs], -2)
+    count = torch.cat([torch.stack(masks).any(-1, keepdim=True).sum(0) for masks in allowed])
+    yield from (total / inputs.n, total / count, total)
 
 
 def _gathers(inputs: RingInputs) -> Iterator[Tensor]:

@@ -19,7 +19,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject.inside import intercept
-from regard.checker.subject.reply import CallHook
+from regard.checker.subject.subject import CallHook
 from regard.support.torch_internals import DisableTorchFunction
 
 _SLACK = 1e-6

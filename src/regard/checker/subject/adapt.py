@@ -27,7 +27,6 @@ from regard.checker.subject.call_tensors import (
     parameters_of,
 )
 from regard.checker.subject.construct import SIZES, build
-from regard.checker.subject.kernel_layouts import KernelLayout
 from regard.checker.subject.kernel_recognition import recognize_layouts
 from regard.checker.subject.source import FunctionState
 from regard.checker.subject.subject import Subject
@@ -147,36 +146,34 @@ def _of_function(function: Callable[..., Any], init: dict[str, Any]) -> Subject:
     name = getattr(named, "__name__", None) or type(function).__name__
     name = "the function" if name == "<lambda>" else name
     if (recognized := recognize_layouts(function, init)) is not None:
-        return _of_kernel(function, init, name, *recognized)
+        layouts, options = recognized
+        neutral = _NEUTRAL | {"softcap": 0.0, "window": (-1, -1)}  # as in FlashAttention
+        parameters = arguments_of(function)
+        required = {m: n for m, n in options.items() if n in parameters and is_required(parameters[n])}
+        extra = init | {n: neutral[m] for m, n in required.items() if m in neutral}
+        subject = Subject(
+            name, function, None, None, init, options, ["q", "k", "v"], "qkv", "BHTD", extra=extra
+        )
+        # Transformers' interface hands the lowest number over under this name.
+        if options.get("mask") == "attention_mask":
+            subject.mask_form = MaskForm("lowest", 4)
+        subject.kernel_layouts, subject.state = tuple(layouts), FunctionState(function)
+        return subject
     positional, inputs, arguments, extra = _read_signature(function, name, init)
     layout = "BTC" if inputs != "qkv" or "heads" in arguments else "BHTD"
-    if "heads" in arguments and arguments["heads"] not in extra:
-        extra[arguments["heads"]] = SIZES["heads"]
+    if "heads" in arguments:
+        extra.setdefault(arguments["heads"], SIZES["heads"])
     subject = Subject(name, function, None, None, init, arguments, positional, inputs, layout, extra=extra)
-    subject.by_name, subject.arrays = _needs_names(function, positional), _is_numpy(function)
+    # Whether it computes with NumPy and not with PyTorch, judging by the modules it names.
+    modules = {getattr(x, "__name__", "").partition(".")[0] for x in _globals_read(function).values()}
+    subject.by_name, subject.arrays = (
+        _needs_names(function, positional),
+        modules & {"numpy", "torch"} == {"numpy"},
+    )
     subject.call, subject.state = init, FunctionState(function)
     stated = {vocabulary.argument(key): value for key, value in init.items() if type(value) is int}
     subject.head_width = stated.get("head_width")
     return subject
-
-
-def _of_kernel(
-    function: Callable[..., Any],
-    init: dict[str, Any],
-    name: str,
-    layouts: list[KernelLayout],
-    options: dict[str, str],
-) -> Subject:
-    """Return a subject for a function in one of the layouts that kernels take."""
-    parameters = arguments_of(function)
-    neutral = _NEUTRAL | {"softcap": 0.0, "window": (-1, -1)}  # as in FlashAttention
-    required = {m: n for m, n in options.items() if n in parameters and is_required(parameters[n])}
-    extra = init | {n: neutral[m] for m, n in required.items() if m in neutral}
-    subject = Subject(name, function, None, None, init, options, ["q", "k", "v"], "qkv", "BHTD", extra=extra)
-    # Transformers' interface hands the lowest number over under this name.
-    if options.get("mask") == "attention_mask":
-        subject.mask_form = MaskForm("lowest", 4)
-    return subject.replaced(kernel_layouts=tuple(layouts), state=FunctionState(function))
 
 
 _TIME_FIRST = re.compile(
@@ -205,12 +202,6 @@ def _needs_names(target: Callable[..., Any], positional: list[str]) -> bool:
     parameters = arguments_of(target)
     keyword_only = any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in positional)
     return keyword_only or list(parameters)[: len(positional)] != positional
-
-
-def _is_numpy(function: Callable[..., Any]) -> bool:
-    """Return whether a function computes with NumPy and not with PyTorch, judging by the modules it names."""
-    modules = {getattr(x, "__name__", "").partition(".")[0] for x in _globals_read(function).values()}
-    return "numpy" in modules and "torch" not in modules
 
 
 def _globals_read(function: Any) -> dict[str, Any]:
@@ -269,30 +260,23 @@ def _read_signature(
     Returns the names of the tensors that come first, the kind of inputs ("x", "context" or "qkv"), the names
     of the arguments by their meaning, and the arguments that are always passed.
     """
-    all_parameters = arguments_of(target)
-    parameters = {
-        key: p for key, p in all_parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    }
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in all_parameters.values())
-    order = list(parameters)
-    if not order:
+    every = arguments_of(target)
+    parameters = {key: p for key, p in every.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    if not parameters:
         raise CheckError(f"{name} takes no arguments; expected (q, k, v) or a sequence x")
-    required = [
-        key for key in order if parameters[key].default is inspect.Parameter.empty and key not in init
-    ]
-    meanings = {key: vocabulary.argument(key) for key in order}
-    inputs, positional = _first_tensors([key for key in order if key not in init], required, meanings)
-    arguments: dict[str, str] = {}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in every.values())
+    if unknown := [key for key in init if key not in parameters and not takes_any]:
+        raise CheckError(f"{name} takes no `{unknown[0]}`; it takes {', '.join(parameters)}")
+    free = [key for key in parameters if key not in init]
+    required = [key for key in free if is_required(parameters[key])]
+    meanings = {key: vocabulary.argument(key) for key in parameters}
+    inputs, positional = _first_tensors(free, required, meanings)
+    options = [key for key in free if key not in positional]
+    arguments = vocabulary.by_meaning(options, meanings.get)
+    arguments = {m: key for m, key in arguments.items() if m not in ("query", "key", "value", "x")}
     extra = dict(init)
-    unknown = [key for key in init if key not in parameters and not takes_any]
-    if unknown:
-        raise CheckError(f"{name} takes no `{unknown[0]}`; it takes {', '.join(order)}")
-    for key in order:
+    for key in options:
         meaning = meanings[key]
-        if key in positional or key in init:
-            continue
-        if meaning is not None and meaning not in ("query", "key", "value", "x"):
-            arguments.setdefault(meaning, key)
         if meaning == "dropout" and parameters[key].default is None:
             extra[key] = None  # a module, or nothing
         elif key in required and meaning in _NEUTRAL:
@@ -335,7 +319,7 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
         if "rotary" in subject.arguments:
             width = int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"]
             names = (subject.arguments["rotary"],)
-            subject.tables = RotaryTables(names, width, shape="(1, T, D)", usual=True)
+            subject.tables = RotaryTables(names, width, layout="BTD", usual=True)
         # The mask that the model passes decides.
         subject.arguments.pop("causal", None)
         return subject

@@ -25,11 +25,6 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Rotation
 
 
-def rows_sum_to_one(t: Tensor) -> bool:
-    # Weights in bfloat16 have steps of 8e-3.
-    return bool(((t.detach().double().sum(-1) - 1).abs() < 1e-2).all())
-
-
 def as_grid(T: int) -> tuple[int, int]:
     """Return the height and the width of an image of T pixels, the height as near the root as possible."""
     height = max(h for h in range(1, math.isqrt(T) + 1) if T % h == 0)
@@ -68,11 +63,6 @@ def as_sequence(t: Tensor, layout: str) -> Tensor | None:
     if t.ndim != len(layout):
         return None
     return arrange(t, layout, "BHWC").flatten(1, 2) if "W" in layout else arrange(t, layout, "BTC")
-
-
-def to_array(value: Any) -> Any:
-    """Return a tensor as a NumPy array, and anything else as it is."""
-    return value.detach().numpy() if isinstance(value, Tensor) else value
 
 
 def from_arrays(result: Any) -> Any:
@@ -130,22 +120,13 @@ def to_device(value: Any, device: str) -> Any:
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
 
 
-def tensors_in_result(result: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
+def tensors_in_result(result: Any) -> list[Tensor]:
+    """Return the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
     if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, dict):
-        yield from (x for x in result.values() if isinstance(x, Tensor))
-    elif isinstance(result, list | tuple):
-        yield from (x for x in result if isinstance(x, Tensor))
-    elif hasattr(result, "__dataclass_fields__"):
-        yield from (x for x in vars(result).values() if isinstance(x, Tensor))
-
-
-def describe_result(result: Any) -> str:
-    if isinstance(result, list | tuple):
-        return f"a {type(result).__name__} of {', '.join(type(x).__name__ for x in result) or 'nothing'}"
-    return "nothing (None)" if result is None else f"a {type(result).__name__}"
+        return [result]
+    values = vars(result) if hasattr(result, "__dataclass_fields__") else result
+    parts = values.values() if isinstance(values, dict) else values
+    return [x for x in parts if isinstance(x, Tensor)] if isinstance(values, dict | list | tuple) else []
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -195,29 +176,31 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return parameters if named or not parameters else three
 
 
+# What each kind of mask holds, in words, where a key is visible and where it is hidden.
+_MASK_KINDS: dict[str, tuple[str, float, float]] = {
+    "look": ("boolean, True = may look", 1.0, 0.0),
+    "hide": ("boolean, True = hidden", 0.0, 1.0),
+    "added": ("float, added to the scores", 0.0, -torch.inf),
+    # As Transformers passes it.
+    "lowest": ("float, added to the scores, the lowest number hides", 0.0, torch.finfo(torch.float32).min),
+    "zero-one": ("float, 1 = may look, 0 = hidden", 1.0, 0.0),
+    "one-zero": ("float, 1 = hidden, 0 = may look", 0.0, 1.0),
+}
+
+
 @dataclass(frozen=True)
 class MaskForm:
-    """The convention that a subject's mask argument follows.
+    """The convention that a subject's mask argument follows: a kind of `_MASK_KINDS` and a rank.
 
-    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf),
-    "lowest" (0 and the lowest number, as Transformers passes it), "zero-one" (1.0 = may look) or "one-zero"
-    (1.0 = hidden). `rank` is 1 for (B, S), a mask of tokens, 2 for (T, S), 3 for (B, T, S), 4 for
-    (B, 1, T, S).
+    `rank` is 1 for (B, S), a mask of tokens, 2 for (T, S), 3 for (B, T, S), 4 for (B, 1, T, S).
     """
 
     kind: str = "look"
     rank: int = 2
 
     def __str__(self) -> str:
-        convention = {
-            "look": "boolean, True = may look",
-            "hide": "boolean, True = hidden",
-            "added": "float, added to the scores",
-            "lowest": "float, added to the scores, the lowest number hides",
-            "zero-one": "float, 1 = may look, 0 = hidden",
-            "one-zero": "float, 1 = hidden, 0 = may look",
-        }[self.kind]
-        return f"{convention}, {('', '(B, S)', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
+        shape = ("", "(B, S)", "(T, S)", "(B, T, S)", "(B, 1, T, S)")[self.rank]
+        return f"{_MASK_KINDS[self.kind][0]}, {shape}"
 
     def spread(self, mask: Tensor, batch: int) -> Tensor:
         """Return a mask or bias (T, S) or (B, 1, T, S) with as many dimensions as this convention has."""
@@ -232,38 +215,28 @@ class MaskForm:
 
         `dtype` is that of a float mask, `batch` the batch size.
         """
+        words, shows, hides = _MASK_KINDS[self.kind]
+        if self.kind == "lowest":
+            # That of float64 would become −inf in code that goes through float32.
+            hides = max(torch.finfo(dtype).min, hides)
+        dtype = torch.bool if words.startswith("boolean") else dtype
         mask = self.spread(mask, batch)
-        if self.kind == "hide":
-            return ~mask
-        if self.kind in ("added", "lowest"):
-            # The lowest number of float64 would become −inf in code that goes through float32.
-            lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
-            hidden = -torch.inf if self.kind == "added" else lowest
-            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
-        if self.kind == "one-zero":
-            return (~mask).to(dtype)
-        return mask.to(dtype) if self.kind == "zero-one" else mask
+        return torch.full(mask.shape, shows, dtype=dtype).masked_fill(~mask, hides)
 
 
-# The shapes of one table, by the axes that hold positions and channels.
-_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
-    "(T, D)": lambda x: x,
-    "(1, T, D)": lambda x: x[None],
-    "(1, T, 1, D)": lambda x: x[None, :, None],
-    "(1, 1, T, D)": lambda x: x[None, None],
+# The angles of a row of D channels, and how the channels are paired by them; "once" has each angle once, in
+# D / 2 channels.
+_ORDERS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
+    "halves": (lambda angles: torch.cat([angles, angles], -1), ("half",)),
+    "once": (lambda angles: angles, ("interleaved", "half")),
+    "neighbours": (lambda angles: angles.repeat_interleave(2, -1), ("interleaved",)),
 }
-# The order of the angles in a row of D channels; "once" has each angle once, in D / 2 channels.
-_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "halves": lambda angles: torch.cat([angles, angles], -1),
-    "once": lambda angles: angles,
-    "neighbours": lambda angles: angles.repeat_interleave(2, -1),
-}
-_PAIRINGS = {"halves": ("half",), "neighbours": ("interleaved",), "once": ("interleaved", "half")}
+_TABLE_LAYOUTS = ("TD", "BTD", "BTHD", "BHTD")  # the axes of items and heads are of size 1
 
 
 @dataclass(frozen=True)
 class RotaryTables:
-    """The tables that code takes: the names of the arguments, what they hold, and their shape.
+    """The tables that code takes: the names of the arguments, what they hold, and their layout.
 
     `kind` is "cos and sin" (two arguments, or a pair in one), "complex", "stacked" (cosines and sines on
     a last axis) or "angles".
@@ -273,7 +246,7 @@ class RotaryTables:
     width: int  # of a head
     kind: str = "cos and sin"
     order: str = "halves"
-    shape: str = "(T, D)"
+    layout: str = "TD"
     usual: bool = False  # whether it is how Transformers passes them, which need not be found out
 
     @property
@@ -284,14 +257,12 @@ class RotaryTables:
     def make(self, T: int, dtype: torch.dtype, start: int = 0) -> dict[str, Any]:
         """Return the arguments for T positions from `start` on."""
         angles = torch.arange(start, start + T, dtype=torch.float64)[:, None] * self.frequencies
-        row = _SHAPES[self.shape](_ORDERS[self.order](angles))
+        row = arrange(_ORDERS[self.order][0](angles), "TD", self.layout)
         cos, sin = row.cos().to(dtype), row.sin().to(dtype)
+        if len(self.names) == 2:
+            return dict(zip(self.names, (cos, sin), strict=True))
         if self.kind == "cos and sin":
-            return (
-                dict(zip(self.names, (cos, sin), strict=True))
-                if len(self.names) == 2
-                else {self.names[0]: (cos, sin)}
-            )
+            return {self.names[0]: (cos, sin)}
         if self.kind == "complex":
             return {self.names[0]: torch.complex(cos, sin)}
         return {self.names[0]: torch.stack([cos, sin], -1) if self.kind == "stacked" else row.to(dtype)}
@@ -300,15 +271,15 @@ class RotaryTables:
         """Return the rotations that these tables may mean, in either direction."""
         # Turning the other way is right as long as queries and keys agree.
         signs = (self.frequencies, -self.frequencies)
-        return [Rotation(frequencies, pairing) for frequencies in signs for pairing in _PAIRINGS[self.order]]
+        return [Rotation(f, pairing) for f in signs for pairing in _ORDERS[self.order][1]]
 
 
 def table_forms(names: tuple[str, ...], width: int) -> Iterator[RotaryTables]:
     """Yield the usual forms of the tables for these arguments."""
-    forms = [("cos and sin", order, shape) for order in _ORDERS for shape in _SHAPES]
+    forms = [("cos and sin", order, layout) for order in _ORDERS for layout in _TABLE_LAYOUTS]
     if len(names) == 1:
-        forms = [("complex", "once", shape) for shape in _SHAPES] + forms
-        forms += [("stacked", "once", "(T, D)"), *(("angles", order, "(T, D)") for order in _ORDERS)]
+        forms = [("complex", "once", layout) for layout in _TABLE_LAYOUTS] + forms
+        forms += [("stacked", "once", "TD"), *(("angles", order, "TD") for order in _ORDERS)]
     yield from (RotaryTables(names, width, *form) for form in forms)
 
 

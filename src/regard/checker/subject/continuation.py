@@ -79,12 +79,9 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     for method in _steps(module):  # `module.step(x)` or `module.step(x, cache)`
         parameters = list(inspect.signature(getattr(module, method)).parameters)[1:]
         own = {vocabulary.argument(name) or "": (name,) for name in parameters}
-        for i, form in enumerate(_POSITIONS[:2] if "start" in own else (None,)):
-            at = {name: form for name in own.get("start", ()) if form is not None}
+        for i, at in enumerate(_at(own.get("start", (None,))[0])[:2]):
             for first in _first_caches(module, own["cache"][0], method) if "cache" in own else (_begin,):
-                yield _continue(
-                    subject, method, partial(_place, at), own.get("cache", ()), first, certain=i == 0
-                )
+                yield _continue(subject, method, at, own.get("cache", ()), first, certain=i == 0)
     if "cache" in names:
         on = {names["use_cache"]: True} if "use_cache" in names else {}
         for keywords, certain in _positions(subject):
@@ -93,7 +90,7 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     parameters = list(inspect.signature(module.forward).parameters)
     pair = tuple(name for pattern in _PAIR for name in filter(pattern.search, parameters))
     if len(pair) == 2:  # `y, k, v = module(x, past_k=k, past_v=v)`
-        yield _continue(subject, "forward", partial(_place, {}), pair, lambda module, x: (None, None))
+        yield _continue(subject, "forward", lambda start, x: {}, pair, lambda module, x: (None, None))
     switch = next((n for n, v in vars(module).items() if v is False and _SWITCH.search(n)), None)
     flags = inspect.signature(module.forward).parameters.values()
     on = {p.name: True for p in flags if p.default is False and "cache" in p.name}
@@ -167,13 +164,12 @@ def _installations(module: nn.Module) -> Iterator[MakeCache]:
     numbers = [v for v in vars(module).values() if type(v) is int and v > 0]
     heads = vocabulary.sizes(vars(module)).get("heads", int(SIZES["heads"]))
     counts = sorted({heads, *(n for n in numbers if heads % n == 0)}, reverse=True)
-    for name, kind, count in itertools.product(names, kinds, counts):
-        yield partial(_install, name, kind, count)
 
+    def install(name: str, kind: type, count: int, module: nn.Module, x: Tensor) -> None:
+        _begin(module, x)
+        setattr(module, name, _construct(kind, module, x, heads=count))
 
-def _install(name: str, kind: type, heads: int, module: nn.Module, x: Tensor) -> None:
-    _begin(module, x)
-    setattr(module, name, _construct(kind, module, x, heads=heads))
+    yield from (partial(install, *place) for place in itertools.product(names, kinds, counts))
 
 
 # Llama's own code takes a number, gpt-fast positions (T,), and Transformers positions (B, T).
@@ -190,29 +186,29 @@ def _positions(subject: Subject, slots: int | None = None) -> Iterator[tuple[Key
     The second item says whether they are certain. A mask has a column for each key so far, or `slots`
     columns, for a cache that is read whole.
     """
-    names = subject.arguments
+    names, tables = subject.arguments, subject.tables
+
+    def keywords(at: Keywords, columns: int | None, start: int, x: Tensor) -> dict[str, Any]:
+        T, S = x.shape[1], start + x.shape[1]
+        passed = at(start, x)
+        if columns is not None:
+            allowed = torch.ones(T, columns or S, dtype=torch.bool).tril(S - T)
+            passed[names["mask"]] = subject.mask_form.encode(allowed, x.dtype, x.shape[0])
+        return passed if tables is None else passed | tables.make(T, x.dtype, start)
+
     takes_causal = "mask" in names and subject.mask_form.rank > 1  # a mask (B, S) shows padding only
     for columns in (None, slots or 0) if takes_causal else (None,):
-        for i, form in enumerate(_POSITIONS if "start" in names else (None,)):
-            at = {} if form is None else {names["start"]: form}
-            yield partial(_keywords, subject, at, columns), columns is None and i == 0
+        for i, at in enumerate(_at(names.get("start"))):
+            yield partial(keywords, at, columns), columns is None and i == 0
 
 
-Positions = dict[str, Callable[[int, Tensor], Any]]  # by the name of the argument
+def _at(name: str | None) -> list[Keywords]:
+    """Return the functions that pass a step its first position, in each usual form, by this argument."""
 
+    def at(form: Callable[[int, Tensor], Any], start: int, x: Tensor) -> dict[str, Any]:
+        return {} if name is None else {name: form(start, x)}
 
-def _place(at: Positions, start: int, x: Tensor) -> dict[str, Any]:
-    return {name: form(start, x) for name, form in at.items()}
-
-
-def _keywords(subject: Subject, at: Positions, columns: int | None, start: int, x: Tensor) -> dict[str, Any]:
-    """Return the keywords of a step: position, tables, and a causal mask of some columns (0: all keys)."""
-    T, S = x.shape[1], start + x.shape[1]
-    passed = _place(at, start, x)
-    if columns is not None:
-        allowed = torch.ones(T, columns or S, dtype=torch.bool).tril(S - T)
-        passed[subject.arguments["mask"]] = subject.mask_form.encode(allowed, x.dtype, x.shape[0])
-    return passed if subject.tables is None else passed | subject.tables.make(T, x.dtype, start)
+    return [partial(at, form) for form in (_POSITIONS if name is not None else _POSITIONS[:1])]
 
 
 def _first_caches(module: nn.Module, name: str, method: str = "forward") -> Iterator[MakeCache]:
@@ -220,13 +216,12 @@ def _first_caches(module: nn.Module, name: str, method: str = "forward") -> Iter
     kind = annotated_class(getattr(type(module), method), name)
     kinds = [kind] if kind is not None and kind not in (tuple, list, dict, Tensor) else []
     yield from (partial(_construct, kind) for kind in dict.fromkeys([*kinds, *_cache_kinds(module)]))
-    for setup in filter(_SETUP.search, _methods(module)):
-        yield partial(_set_up, setup)
+
+    def set_up(method: str, module: nn.Module, x: Tensor) -> Any:
+        return _call_with_sizes(getattr(module, method), module, x)
+
+    yield from (partial(set_up, method) for method in filter(_SETUP.search, _methods(module)))
     yield from (lambda module, x: None, lambda module, x: {}, lambda module, x: [])
-
-
-def _set_up(method: str, module: nn.Module, x: Tensor) -> Any:
-    return _call_with_sizes(getattr(module, method), module, x)
 
 
 def _cache_kinds(module: nn.Module) -> list[type]:

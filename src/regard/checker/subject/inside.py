@@ -7,7 +7,7 @@ what lies between them is compared with the oracle's, whatever surrounds it: nor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,11 +21,12 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Split, Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
-from regard.checker.subject.reply import Reply
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.construct import choose_implementation
+from regard.checker.subject.subject import Reply, Subject
 
 if TYPE_CHECKING:
-    from regard.recorder.attention_call import AttentionCall
+    from regard.recorder.attention_call import AttentionCall, Call
+    from regard.recorder.layer import LayerId
 
 _ROLES = ("query", "key", "value")
 _LENGTHS = (7, 11, 5, 13, 9, 17)  # the axis of the tokens is told by its length
@@ -183,8 +184,6 @@ def intercept(
 
     None if it fails, or if it makes another number of calls.
     """
-    # Here, since code whose weights explain it needs no recorder, half a second of imports.
-    from regard.checker.whole_models.call_collector import collect_calls
     from regard.recorder.attention_call import AttentionCall
 
     runnable, replies = subject.runnable(question.dtype), list[Reply]()
@@ -202,16 +201,24 @@ def intercept(
     return answer, call, layers
 
 
-def choose_implementation(module: nn.Module) -> None:
-    """Name an implementation in a layer of Transformers that no model has built: else none is observed.
+def collect_calls(module: nn.Module, run: Callable[[], Any]) -> list[tuple[str, Call]]:
+    """Run a module by `run` and return its attention calls, each with the name of the module that made it."""
+    # Here, since code whose weights explain it needs no recorder, half a second of imports.
+    from regard.recorder.observation import observed
+    from regard.recorder.receiver import CallReceiver
 
-    That of gpt-oss has no SDPA, for its sinks.
-    """
-    parts = list(module.modules())
-    for part in parts if not any(hasattr(part, "sinks") for part in parts) else ():
-        config: Any = getattr(part, "config", None)
-        if getattr(config, "_attn_implementation", "") is None:
-            config._attn_implementation = "sdpa"
+    calls: list[tuple[str, Call]] = []
+
+    class CallCollector(CallReceiver):
+        """Keeps every attention call of one run."""
+
+        def record(self, layer_id: LayerId, call: Call) -> Call:
+            calls.append((layer_id.name, call))
+            return call
+
+    with torch.no_grad(), observed(module, CallCollector()):
+        run()
+    return calls
 
 
 def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWiring] | None:

@@ -6,11 +6,10 @@ keys stand in a cache: contiguous with lengths, or in pages that a page table fi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,37 +19,17 @@ from regard.checker.subject.call_tensors import arrange, tensors_in_result, to_d
 
 
 @dataclass(frozen=True)
-class KernelLayout(ABC):
-    """One way to call a kernel. `names` are its arguments by their meaning: {"lengths": "seq_lens"}."""
+class KernelLayout:
+    """One way to call a kernel."""
 
-    names: dict[str, str] = field(default_factory=dict)
-    ragged: ClassVar[bool] = False  # items may have lengths of their own
-    makes_mask: ClassVar[bool] = False  # it returns a mask; the attention on it is the checker's own
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """The `layout` of its questions."""
-
-    @property
-    def one_query(self) -> bool:
-        """Whether every item has one query, as when a model generates."""
-        return False
-
-    @property
-    def ragged_queries(self) -> bool:
-        """Whether items may have different numbers of queries."""
-        return self.ragged
-
-    @property
-    def square(self) -> bool:
-        """Whether there must be as many keys as queries."""
-        return False
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """The shapes of its inputs, for the report."""
+    names: dict[str, str] = field(default_factory=dict)  # arguments by meaning: {"lengths": "seq_lens"}
+    kind: str = ""  # the `layout` of its questions
+    description: str = ""  # the shapes of its inputs, for the report
+    one_query: bool = False  # every item has one query, as when a model generates
+    ragged: bool = False  # items may have lengths of their own
+    ragged_queries: bool = False  # they may have different numbers of queries
+    square: bool = False  # there must be as many keys as queries
+    makes_mask: bool = False  # it returns a mask; the attention on it is the checker's own
 
     def encode(self, question: Question) -> dict[str, Any]:
         """Return the arguments that hold the inputs, by meaning; those without a name are not passed."""
@@ -71,7 +50,7 @@ class KernelLayout(ABC):
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
         keywords = {name: to_device(value, device) for name, value in (options | encoded).items()}
         result = target(**keywords)
-        tensors = list(tensors_in_result(result))
+        tensors = tensors_in_result(result)
         if not tensors and "out" in self.names:  # it wrote into the tensor that it was given
             tensors = [keywords[self.names["out"]]]
         if not tensors and not (self.makes_mask and result is None):
@@ -113,38 +92,7 @@ class TensorLayout(KernelLayout):
     queries: str = "packed"
     keys: str = "packed"
     single: bool = False  # one query with an axis of its own
-    optional: bool = False  # the page table may be absent: then the cache is contiguous
-    ragged: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> str:
-        if self.keys == "packed":
-            return "packed"
-        return "cache" if "page table" not in self.names else "paged or not" if self.optional else "paged"
-
-    @property
-    def ragged_queries(self) -> bool:
-        """Only where the queries are packed."""
-        return self.queries == "packed"
-
-    @property
-    def one_query(self) -> bool:
-        return self.queries == "BHD" or self.single
-
-    @property
-    def square(self) -> bool:
-        """Whether one `cu_seqlens` holds for queries and keys."""
-        return self.keys == "packed" and "key starts" not in self.names
-
-    @property
-    def description(self) -> str:
-        if self.keys == "packed":
-            return f"packed sequences (total, H, D) with {self.names['query starts']}"
-        shape = {"BHD": "(B, H, D)", "packed": "(total, H, D)"}.get(self.queries)
-        shape = shape or f"({', '.join(self.queries.replace('T', '1') if self.single else self.queries)})"
-        if "page table" in self.names:
-            return f"queries {shape}, keys in pages found by {self.names['page table']}"
-        return f"queries {shape}, keys in a cache {'(B, S, G, D)' if self.keys == 'SG' else '(B, G, S, D)'}"
+    ragged: bool = True
 
     def encode(self, question: Question) -> dict[str, Any]:
         queries, keys = question.all_lengths()

@@ -83,7 +83,8 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
     layers = dict(module.named_modules(remove_duplicate=False))
     for path, weight in parameters.items():
         owner_path, _, name = path.rpartition(".")
-        if weight.ndim not in (2, 3, 4) or _inside_norm(path) or _bias_role(path) is not None:
+        in_norm = any(_NORM.search(path[: match.start()]) for match in re.finditer(r"\.|$", path))
+        if weight.ndim not in (2, 3, 4) or in_norm or _bias_role(path) is not None:
             continue
         fused = weight.ndim == 4 and weight.shape[0] == 3  # (3, H, C, D) or (3, C, H, D)
         role = "qkv" if fused else vocabulary.projection(path)
@@ -92,10 +93,6 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
         if matrices := tuple(_matrices(weight, owner if layer else None, role)):
             yield _Weight(path, matrices, bias, role)
-
-
-def _inside_norm(path: str) -> bool:
-    return any(_NORM.search(path[: match.start()]) for match in re.finditer(r"\.|$", path))
 
 
 def _bare_bias(parameters: dict[str, nn.Parameter], path: str, role: str | None) -> Tensor | None:
@@ -116,10 +113,6 @@ def _bias_role(path: str) -> str | None:
     if bare is None and re.match(r"b_?[a-z]+$", name, re.I):
         bare = "W_" + re.sub(r"^b_?", "", name, flags=re.I)
     return vocabulary.projection(bare) if bare else None
-
-
-def _is_bias(path: str) -> bool:
-    return "norm" not in path.lower() and (vocabulary.projection(path) or _bias_role(path)) is not None
 
 
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
@@ -240,16 +233,14 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
     if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
         extras["sinks"] = sinks
         recognised.append("sinks")
-    roles = {path: vocabulary.projection(path) for path in weights}
-    others = [
-        path
-        for path, tensor in itertools.chain(module.named_parameters(), _positional(module))
-        if not any(path == prefix or path.startswith(prefix + ".") for prefix in recognised)
-        and roles.get(path) is None
-        and not (tensor.ndim <= 2 and _is_bias(path))
-    ]
-    extras["unknown"] = tuple(others)
-    return extras
+    unknown = []
+    for path, tensor in itertools.chain(module.named_parameters(), _positional(module)):
+        known = any(f"{path}.".startswith(f"{prefix}.") for prefix in recognised)
+        role = vocabulary.projection(path)
+        is_bias = tensor.ndim <= 2 and "norm" not in path.lower() and (role or _bias_role(path)) is not None
+        if not known and not is_bias and (role is None or path not in weights):
+            unknown.append(path)
+    return extras | {"unknown": tuple(unknown)}
 
 
 def _norm_of(part: nn.Module) -> Callable[[Tensor], Tensor]:

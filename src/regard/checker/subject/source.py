@@ -12,6 +12,7 @@ import functools
 import inspect
 import io
 import itertools
+import operator
 import re
 import textwrap
 import tokenize
@@ -228,7 +229,6 @@ def names_in(code: types.CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-_ABSENT = object()
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
 
 
@@ -260,9 +260,13 @@ class FunctionState:
             with contextlib.suppress(ValueError):  # it is empty
                 values.append(cell.cell_contents)
                 self._restorers.append(partial(setattr, cell, "cell_contents", cell.cell_contents))
+        named = function.__globals__
         for name in set(names_in(function.__code__)):
-            values.append(function.__globals__.get(name, _ABSENT))
-            self._restorers.append(partial(_bind, function.__globals__, name, values[-1]))
+            if name in named:
+                values.append(named[name])
+                self._restorers.append(partial(operator.setitem, named, name, named[name]))
+            else:
+                self._restorers.append(partial(named.pop, name, None))
         for value in values:
             self._remember(value)
             own = getattr(value, "__module__", None) == function.__module__
@@ -276,26 +280,11 @@ class FunctionState:
         """Remember what is in a container or a tensor."""
         # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
         if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
-            self._restorers.append(partial(_rewrite, value, value.detach().clone()))
+            numbers = value.detach().clone()
+            self._restorers.append(lambda: torch.equal(value, numbers) or value.detach().copy_(numbers))
         elif isinstance(value, dict | list | set | deque):
-            self._restorers.append(partial(_refill, value, value.copy()))
+            refill = value.extend if isinstance(value, list | deque) else value.update
+            self._restorers += [value.clear, partial(refill, value.copy())]
             for part in value.values() if isinstance(value, dict) else value:
                 if isinstance(part, Tensor):
                     self._remember(part)
-
-
-def _bind(names: dict[str, Any], name: str, value: Any) -> None:
-    if value is _ABSENT:
-        names.pop(name, None)
-    else:
-        names[name] = value
-
-
-def _rewrite(tensor: Tensor, numbers: Tensor) -> None:
-    if not torch.equal(tensor, numbers):
-        tensor.detach().copy_(numbers)
-
-
-def _refill(container: Any, contents: Any) -> None:
-    container.clear()
-    (container.extend if isinstance(container, list | deque) else container.update)(contents)

@@ -6,14 +6,18 @@ masks follow, and which part of its result is the output. It does not know what 
 
 from __future__ import annotations
 
+import inspect
+import re
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from regard.checker.errors import CheckError
+from regard.checker.errors import CheckError, error_line
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.subject.call_tensors import (
     SEQUENCES,
@@ -23,21 +27,114 @@ from regard.checker.subject.call_tensors import (
     as_grid,
     as_sequence,
     copy_module,
-    describe_result,
     from_arrays,
     in_dtype,
     is_required,
     make_values,
     parameters_of,
-    rows_sum_to_one,
     spell,
     tensors_in_result,
-    to_array,
     to_device,
 )
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout
-from regard.checker.subject.reply import CallMonitor, OutputShapeError, Reply, WatchedCall
 from regard.checker.subject.source import FunctionState, cache_parts
+from regard.support.torch_internals import TorchDispatchMode, tree_leaves
+
+_LIBRARIES = ("torch", "numpy", "einops", "triton")  # whose errors are about their own arguments
+_DOT_T = torch.Tensor.T  # the property itself
+
+
+class OutputShapeError(RuntimeError):
+    """The code ran, and returned no tensor of the shape of an output."""
+
+
+class CallHook(TorchFunctionMode):
+    """Hands every call of a function of PyTorch to `call(name, function, args, kwargs)`, which makes it."""
+
+    def __init__(self, call: Callable[[str, Callable[..., Any], Any, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(getattr(func, "__name__", ""), func, args, dict(kwargs or {}))
+
+
+class CallMonitor(CallHook):
+    """Intercepts PyTorch calls while the code runs: it disables dropout and notices `.T` on a batch.
+
+    `dropout` leaves dropout enabled. `used_dot_t` is set if `.T` was used on other than two dimensions.
+    """
+
+    def __init__(self, dropout: bool) -> None:
+        super().__init__(self._call)
+        self.dropout, self.used_dot_t = dropout, False
+
+    def _call(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        # PyTorch passes the __get__ of a property, which is bound to the property.
+        if getattr(func, "__self__", None) is _DOT_T and args[0].ndim != 2:
+            self.used_dot_t = True
+        if not self.dropout and name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
+            args, kwargs = (args[0], 0.0, *args[2:]), {n: x for n, x in kwargs.items() if n != "p"}
+        elif not self.dropout and name == "scaled_dot_product_attention":
+            kwargs = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False)) | kwargs
+            args, kwargs = args[:4], kwargs | {"dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
+_ALLOCATES = re.compile(r"new_|(empty|zeros|ones|full|rand|randn)(_like)?$")  # no number is carried over
+
+
+class FollowInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows numbers from some tensors to others through PyTorch's own operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reached: dict[int, Tensor] = {}  # by the address of its storage; the tensor keeps it alive
+
+    def add(self, *tensors: Tensor) -> None:
+        """Follow the numbers of these tensors."""
+        # A storage has no public identity: data_ptr() is 0 for all that are empty.
+        self._reached.update({t.untyped_storage()._cdata: t for t in tensors})
+
+    def reaches(self, tensor: Tensor) -> bool:
+        """Return whether a tensor holds numbers that came from those that are followed."""
+        return tensor.untyped_storage()._cdata in self._reached
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        # Only these private attributes give an operator's own name and schema.
+        own = func.namespace in ("aten", "prims") and not _ALLOCATES.match(func._opname)
+        if own and any(self.reaches(x) for x in inputs):
+            changed = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
+            self.add(*(x for x in tree_leaves(result) if isinstance(x, Tensor)), *changed)
+        return result
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The result of running a subject: an answer, or the error that it raised."""
+
+    answer: Answer | None
+    error: BaseException | None = None
+    used_dot_t: bool = False  # .T was used on other than two dimensions
+    overwritten: tuple[str, ...] = ()  # the inputs that hold other numbers after the call, if it was watched
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the code under test raised the error itself, with words: by a raise or an assert."""
+        if self.error is None or not str(self.error).strip():
+            return False
+        last = traceback.extract_tb(self.error.__traceback__)[-1]
+        frame = [frame for frame, _ in traceback.walk_tb(self.error.__traceback__)][-1]
+        module = str(frame.f_globals.get("__name__", ""))
+        library = module.partition(".")[0] in _LIBRARIES or module.startswith("regard.checker.")
+        return not library and re.search(r"\b(raise|assert)\b", last.line or "") is not None
+
+    @property
+    def error_line(self) -> str:
+        """The error in one line."""
+        return "" if self.error is None else error_line(self.error)
 
 
 @dataclass
@@ -100,8 +197,8 @@ class Subject:
         return copy_module(module) if stateful else module
 
     def replaced(self, **changes: Any) -> Subject:
-        """Return the subject with some fields changed."""
-        return replace(self, **changes)  # and the same copies of the module
+        """Return the subject, and the same copies of its module, with some fields changed."""
+        return replace(self, **changes)
 
     def run(
         self,
@@ -122,12 +219,14 @@ class Subject:
         if module is not None and not any(x.is_meta for x in module.parameters()):
             target = module.to(self.device)
         assert target is not None
-        call = WatchedCall(target, self._inputs_to_keep()) if watched and self.step is None else None
+        overwritten: list[str] = []
+        if watched and self.step is None:
+            target = _watching(target, self._inputs_to_keep(), overwritten)
         monitor = CallMonitor(dropout)
         try:
             with monitor:
-                answer = self._call(call or target, question.map_inputs(torch.clone))
-            return Reply(answer, None, monitor.used_dot_t, call.overwritten if call else ())
+                answer = self._call(target, question.map_inputs(torch.clone))
+            return Reply(answer, None, monitor.used_dot_t, tuple(overwritten))
         except CheckError:
             raise
         # The author's code may call exit().
@@ -159,7 +258,8 @@ class Subject:
         if self.step is not None:
             result = self.step(target, tensors[0], None)[0]
         elif self.arrays:
-            result = target(*map(to_array, tensors), **{k: to_array(x) for k, x in keywords.items()})
+            arrays = {n: x.detach().numpy() if isinstance(x, Tensor) else x for n, x in keywords.items()}
+            result = target(*(x.detach().numpy() for x in tensors), **arrays)
         else:
             result = target(*tensors, **keywords)
         answer = self.parse_result(result, question)
@@ -200,8 +300,8 @@ class Subject:
         rows, columns = as_grid(T) if {"rows", "columns"} <= names.keys() else (None, None)
         # What the caller has not stated; F.scaled_dot_product_attention drops unless dropout_p is 0.
         usual = {"dropout": 0.0 if self.module is None else None, "training": False, "head_width": D}
-        values: dict[str, Any] = {m: x for m, x in usual.items() if names.get(m) not in extra}
-        values |= {
+        values: dict[str, Any] = {
+            **{m: x for m, x in usual.items() if names.get(m) not in extra},
             "weights": True,
             "lse": True,
             # The weights of PyTorch's MultiheadAttention are a mean over the heads by default.
@@ -215,9 +315,9 @@ class Subject:
             "grouped": True if question.k.shape[1] != question.q.shape[1] else None,
             "rows": rows,
             "columns": columns,
+            **self._window(question),
+            **self._masks(question, B),
         }
-        values |= self._window(question)
-        values |= self._masks(question, B)
         keywords = {names[m]: value for m, value in values.items() if m in names and value is not None}
         tables = {} if self.tables is None else self.tables.make(T, question.dtype)
         return extra | keywords | tables | question.extra
@@ -257,9 +357,7 @@ class Subject:
     @property
     def takes_window_pair(self) -> bool:
         """Whether its window is (left, right): by its default, its annotation or FlashAttention's name."""
-        if "window" not in self.arguments:
-            return False
-        parameter = parameters_of(self.target).get(self.arguments["window"])
+        parameter = self._parameter("window")
         if parameter is None:
             return False
         if self.kernel_layouts and parameter.name == "window_size" and is_required(parameter):
@@ -269,25 +367,27 @@ class Subject:
     @property
     def window_is_bounded(self) -> bool:
         """Whether its (left, right) has a default without −1, so that −1 need not mean "no bound"."""
-        default = (
-            parameters_of(self.target)[self.arguments["window"]].default if self.takes_window_pair else 0
-        )
+        parameter = self._parameter("window")
+        default = None if parameter is None else parameter.default
         return isinstance(default, tuple | list) and all(isinstance(n, int) and n >= 0 for n in default)
+
+    def _parameter(self, meaning: str) -> inspect.Parameter | None:
+        return parameters_of(self.target).get(self.arguments.get(meaning, ""))
 
     def _requires(self, meaning: str) -> bool:
         """Return whether there is an argument of this meaning that has no default."""
-        if meaning not in self.arguments:
-            return False
-        parameter = parameters_of(self.target).get(self.arguments[meaning])
+        parameter = self._parameter(meaning)
         return parameter is not None and is_required(parameter)
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
-        tensors = list(tensors_in_result(from_arrays(result) if self.arrays else result))
+        tensors = tensors_in_result(from_arrays(result) if self.arrays else result)
         if not tensors:
+            returned = "nothing (None)" if result is None else f"a {type(result).__name__}"
+            if isinstance(result, list | tuple):
+                returned += f" of {', '.join(type(x).__name__ for x in result) or 'nothing'}"
             raise CheckError(
-                f"{self.name} returned {describe_result(result)}; expected a tensor, (output, weights) or "
-                "(output, lse)"
+                f"{self.name} returned {returned}; expected a tensor, (output, weights) or (output, lse)"
             )
         outputs = [(i, x) for i, t in enumerate(tensors) if (x := self._as_output(t, question)) is not None]
         if not outputs:
@@ -307,7 +407,9 @@ class Subject:
         lses = [t for t in rows if t.shape[-1:] == (T,) and t.numel() == B * H * T]
         matrices = [t for t in matrices if t.numel() % (B * T * S) == 0]
         # Of several, weights are those whose rows sum to 1: T5Attention returns its biases before.
-        summed = [t for t in matrices if not t.is_meta and rows_sum_to_one(t)]
+        # Weights in bfloat16 have steps of 8e-3.
+        real = [t for t in matrices if not t.is_meta]
+        summed = [t for t in real if bool(((t.detach().double().sum(-1) - 1).abs() < 1e-2).all())]
         weights = [*summed[-1:], *matrices]
         return Answer(
             output,
@@ -326,3 +428,22 @@ class Subject:
         sizes = {"B": B, "H": question.q.shape[1], "T": T, "D": E}
         fits = tuple(t.shape) == tuple(sizes[axis] for axis in self.layout)
         return arrange(t, self.layout, "BHTD") if fits else None
+
+
+def _watching(target: Callable[..., Any], names: list[str], overwritten: list[str]) -> Callable[..., Any]:
+    """Return the code so that a call notes which of its inputs of these names it overwrites."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Behind the tensors the names are of masks, which are passed by name.
+        named = dict(zip(names, args, strict=False)) | kwargs
+        # NumPy arrays are watched, too.
+        watched = {name: x for name, x in named.items() if name in names and hasattr(x, "shape")}
+        before = {name: torch.as_tensor(x).detach().clone() for name, x in watched.items()}
+        try:
+            return target(*args, **kwargs)
+        finally:
+            for name, x in watched.items():
+                if not torch.equal(before[name], torch.as_tensor(x).detach()):
+                    overwritten.append(name)
+
+    return call

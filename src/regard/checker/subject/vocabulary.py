@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,19 @@ def size(name: str) -> str | None:
     return _SIZE_OF.get(name) or _SIZE_OF.get(name.lower().strip("_"))
 
 
+def by_meaning(names: Iterable[str], meaning: Callable[[str], str | None]) -> dict[str, str]:
+    """Return names by their meaning: the first of each."""
+    found: dict[str, str] = {}
+    for name in names:
+        if (known := meaning(name)) is not None:
+            found.setdefault(known, name)
+    return found
+
+
 def sizes(named: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers and switches among attributes or arguments by their meaning; the first of each."""
-    found: dict[str, Any] = {}
-    for name, value in named.items():
-        if isinstance(value, int | float) and (meaning := size(name)) is not None:
-            found.setdefault(meaning, value)
-    return found
+    numbers = [name for name, value in named.items() if isinstance(value, int | float)]
+    return {meaning: named[name] for meaning, name in by_meaning(numbers, size).items()}
 
 
 # Names of the output's projection that say no more than “a projection”: in `query.proj` another part decides.

@@ -9,7 +9,6 @@ as its masks promise.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -29,6 +28,7 @@ from regard.checker.reports.report import Check, Diagnosis, LayerVerdict, Report
 from regard.checker.subject import vocabulary
 from regard.checker.whole_models.model_run import ModelRun, batch_first_words, calls_by_unit
 from regard.checker.whole_models.promises import (
+    Findings,
     check_batch,
     check_causality,
     check_cross_attention,
@@ -185,12 +185,20 @@ def check_model(
         causal, window, scale: what the caller stated; None if nothing.
     """
     try:
-        return _check_model(run, LayerJudge(run, check_alone, scale), causal, window)
+        report = _report_layers(run, LayerJudge(run, check_alone, scale))
+        for finding in _promises(run, report, causal, window):
+            if isinstance(finding, Check):
+                report.checks.append(finding)
+            elif isinstance(finding, str):
+                report.assumptions.append(finding)
+            elif all(diagnosis.name != finding.name for diagnosis in report.diagnoses):
+                report.diagnoses.append(finding)
+        return report
     finally:
         run.restore()
 
 
-def _check_model(run: ModelRun, judge: LayerJudge, causal: bool | None, window: int | None) -> Report:
+def _report_layers(run: ModelRun, judge: LayerJudge) -> Report:
     layers = [judge.judge(unit, calls) for unit, calls in calls_by_unit(run).items()]
     report = Report(f"{run.name} ({_count(layers)})", [f"reads {run.inputs}"], layers=layers)
     report.diagnoses = list(judge.diagnoses.values())
@@ -203,26 +211,30 @@ def _check_model(run: ModelRun, judge: LayerJudge, causal: bool | None, window: 
         report.checks.append(Check("output", "skipped", f"of {_count(undecided)} it was not compared"))
     elif all(layer.verdict == "right" for layer in layers):
         report.checks.append(Check("output", "passed", "of every layer, under the mask in effect"))
-    check_window(report, run, window)
-    check_causality(report, run, causal)
-    check_batch(report, run)
     if run.inputs.endswith("(T, B, C)"):
         report.equals = "a block on (T, B, C)"
         if (stated := batch_first_words(run.module)) and not report.undecided:
             report.undecided = (
                 f"it attends over the first axis, as on (T, B, C), and its source says {stated}"
             )
-    check_cross_attention(report, run)
-    check_shared_tensors(report, run)
-    check_training(report, run)
-    check_padding(report, run)
-    names = inspect.signature(run.module.forward).parameters
-    if run.depth:
-        report.checks.append(Check(f"more than {run.depth}", "untried", "pass their number, or an instance"))
-    if cache := next((name for name in names if vocabulary.argument(name) == "cache"), None):
-        how = f"generate with `{cache}` and without, and compare: positions may be off under it"
-        report.checks.append(Check("cache", "untried", how))
     return report
+
+
+def _promises(run: ModelRun, report: Report, causal: bool | None, window: int | None) -> Findings:
+    """Yield what a report says beside its layers."""
+    yield from check_window(run, window)
+    yield from check_causality(run, causal)
+    yield from check_batch(run)
+    yield from check_cross_attention(run)
+    yield from check_shared_tensors(run)
+    if any(check.name == "causality" for check in report.passed):
+        yield from check_training(run)
+    yield from check_padding(run)
+    if run.depth:
+        yield Check(f"more than {run.depth}", "untried", "pass their number, or an instance")
+    if cache := next((name for name in run.parameters if vocabulary.argument(name) == "cache"), None):
+        how = f"generate with `{cache}` and without, and compare: positions may be off under it"
+        yield Check("cache", "untried", how)
 
 
 def _count(layers: list[LayerVerdict]) -> str:

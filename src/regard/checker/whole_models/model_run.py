@@ -13,26 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import get_mistake
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import Cases, forms, max_length, module_width
 from regard.checker.oracle.question import Question
-from regard.checker.reports.report import Check, Diagnosis, Report
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
 from regard.checker.subject.call_tensors import in_dtype, make_values, tensors_in_result
-from regard.checker.subject.construct import build, depth_left_out
-from regard.checker.subject.inside import choose_implementation
+from regard.checker.subject.construct import build, choose_implementation, depth_left_out
+from regard.checker.subject.inside import collect_calls
 from regard.checker.subject.source import attention_parts
 from regard.checker.subject.subject import Subject
 
 if TYPE_CHECKING:
-    from regard.recorder.attention_call import Call
-
-
-def differ(a: Tensor, b: Tensor) -> Tensor:
-    """Return (T,), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
-    return where_differ(a, b).any(0)
+    from regard.recorder.attention_call import AttentionCall, Call
 
 
 def where_differ(a: Tensor, b: Tensor) -> Tensor:
@@ -43,15 +36,6 @@ def where_differ(a: Tensor, b: Tensor) -> Tensor:
     # Logits of forbidden tokens may be -inf in both.
     same = ((a - b).abs() <= rounding * largest) | (a == b)
     return ~same.flatten(2).all(-1)
-
-
-def add_mistake(report: Report, check: str, detail: str, mistake: str, fix: str = "") -> None:
-    report.checks.append(Check(check, "failed", detail, mistake))
-    if mistake and all(d.name != mistake for d in report.diagnoses):
-        entry = get_mistake(mistake)
-        report.diagnoses.append(
-            Diagnosis(mistake, f"In the whole model, {detail}.", entry.effect, fix or entry.fix)
-        )
 
 
 # T, by which no size is confused with another; shorter for models of few positions.
@@ -75,16 +59,40 @@ class ModelRun:
     memory: int = 0  # tokens of the other text that a decoder reads, if it is of another length
     own: bool = False  # whether it is the caller's own instance, whose dtype stays as it is
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the arguments of its forward pass."""
+        return list(inspect.signature(self.module.forward).parameters)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it is run on token ids."""
+        return not self.draw(0).is_floating_point()
+
+    @property
+    def attention(self) -> list[tuple[str, AttentionCall]]:
+        """Its attention calls that could be read, by the names of the modules that made them."""
+        from regard.recorder.attention_call import AttentionCall
+
+        return [(name, call) for name, call in self.calls if isinstance(call, AttentionCall)]
+
     def restore(self) -> None:
         """Put the caller's own model back into training mode."""
         for part in self.training:
             part.training = True
 
+    def observe(self) -> bool:
+        """Run it once and keep its attention calls; returns whether it ran."""
+        try:
+            self.calls = collect_calls(self.module, lambda: self.call(self.draw(0)))
+        except (Exception, SystemExit):  # it does not take such inputs
+            return False
+        return True
+
     def outputs(self, x: Tensor, **more: Any) -> Tensor | None:
         """Return an output (B, T, …) of the model, or None if it gives none for every position."""
-        names = inspect.signature(self.module.forward).parameters
         # nanoGPT gives the logits of all positions only beside the targets.
-        targets = [name for name in TARGETS if name in names and not x.is_floating_point()]
+        targets = [name for name in TARGETS if name in self.parameters and not x.is_floating_point()]
         for keywords in (more, *({name: x} | more for name in targets)):
             try:
                 with torch.no_grad():
@@ -147,24 +155,16 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
     first = next((name for name in ("decoder_input_ids", "input_ids") if name in names), names[0])
     # A decoder reads another text, which is shorter or longer: then cross-attention is known by its sizes.
     changes = (-2, 2, 0) if first == "decoder_input_ids" else (0,)
-    for dtype, change, T in itertools.product(dtypes, changes, LENGTHS):
-        if device is not None:
-            in_dtype(module, dtype)
 
-        def draw(seed: int, T: int = T) -> Tensor:
+    def tokens(dtype: torch.dtype, T: int, S: int) -> ModelRun:
+        """Return a run on T ids, beside S ids of another text if it has an encoder."""
+
+        def draw(seed: int) -> Tensor:
             generator = torch.Generator().manual_seed(seed)
             low = 4 if vocabulary_size > 16 else 0  # the first ids are often special: padding, unknown
             return torch.randint(low, vocabulary_size, (2, T), generator=generator).to(where)
 
-        # What changes with the loop is bound as a default: a closure would see its last values.
-        def run(
-            x: Tensor,
-            *,
-            draw: Callable[[int], Tensor] = draw,
-            dtype: torch.dtype = dtype,
-            S: int = T + change,
-            **more: Any,
-        ) -> Any:
+        def run(x: Tensor, *, dtype: torch.dtype = dtype, **more: Any) -> Any:
             states = torch.zeros(*x.shape, 1, dtype=dtype)
             passed = make_values(call, Question("call", states, states, states)) | more
             if first == "decoder_input_ids":  # beside an encoder, which reads one text for all
@@ -172,8 +172,14 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
             return module(**{first: x}, **passed)
 
         found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
-        found.own, found.memory = device is None, T + change if change else 0
-        if _observe(found):
+        found.own, found.memory = device is None, S if S != T else 0
+        return found
+
+    for dtype, change, T in itertools.product(dtypes, changes, LENGTHS):
+        if device is not None:
+            in_dtype(module, dtype)
+        found = tokens(dtype, T, T + change)
+        if found.observe():
             return found
     found.restore()
     return None
@@ -195,21 +201,18 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
     """Return a block that ran on hidden states."""
     adapted = adapt(module, {}, None, call)
     adapted.device = device
-    for subject, dtype in itertools.product(forms(adapted), (torch.float64, torch.float32)):
-        width = _state_width(module)
+    # The width is that of its norms, or else of its first layer.
+    norms = [part for part in module.modules() if "norm" in type(part).__name__.lower()]
+    sizes = [p.numel() for part in norms for p in part.parameters(recurse=False) if p.ndim == 1]
+    width = Counter(sizes).most_common(1)[0][0] if sizes else module_width(module)
+
+    def states(subject: Subject, dtype: torch.dtype) -> ModelRun:
         cases = Cases(subject, width, width, max_length(subject))
         question = cases.plain(T=11).to(dtype)
         own = subject.module_as(dtype)
         assert own is not None
 
-        # As above, the values of this turn of the loop are bound as defaults.
-        def run(
-            x: Tensor,
-            subject: Subject = subject,
-            own: nn.Module = own,
-            question: Question = question,
-            cases: Cases = cases,
-        ) -> Any:
+        def run(x: Tensor) -> Any:
             inputs = question.map_inputs(lambda _: x)
             if subject.inputs == "context":  # a decoder's memory is another text, the same for every item
                 memory = cases.plain(T=9, seed=7).q.to(x.dtype)[:1].expand(len(x), -1, -1)
@@ -219,13 +222,16 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
                 raise reply.error
             return reply.answer
 
-        def draw(seed: int, cases: Cases = cases, dtype: torch.dtype = dtype) -> Tensor:
+        def draw(seed: int) -> Tensor:
             return cases.plain(T=11, seed=seed).q.to(dtype)
 
-        shape = tuple(question.q.shape)
-        found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
-        found.memory = 9 if subject.inputs == "context" else 0
-        if _observe(found):
+        memory = 9 if subject.inputs == "context" else 0
+        inputs = f"hidden states {tuple(question.q.shape)}"
+        return ModelRun(type(module).__name__, own, run, draw, inputs, dtype, memory=memory)
+
+    for subject, dtype in itertools.product(forms(adapted), (torch.float64, torch.float32)):
+        found = states(subject, dtype)
+        if found.observe():
             return _time_first(found) or found
     return None
 
@@ -241,7 +247,7 @@ def _time_first(run: ModelRun) -> ModelRun | None:
         return [y.transpose(0, 1) if y.ndim > 1 else y for y in results]
 
     turned = replace(run, call=call, inputs=f"{run.inputs} as (T, B, C)", calls=[])
-    if mixes_batch(run, run.draw(3)) and mixes_batch(turned, run.draw(3)) is False and _observe(turned):
+    if mixes_batch(run, run.draw(3)) and mixes_batch(turned, run.draw(3)) is False and turned.observe():
         return turned
     return None
 
@@ -265,26 +271,7 @@ def mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
     parts = [y for y in alone if y is not None]
     if together is None or len(parts) < len(alone):
         return None
-    return bool(differ(together, torch.cat(parts)).any())
-
-
-def _state_width(module: nn.Module) -> int:
-    """Return the width of a block's hidden states: that of its norms, or else of its first layer."""
-    norms = [part for part in module.modules() if "norm" in type(part).__name__.lower()]
-    sizes = [p.numel() for part in norms for p in part.parameters(recurse=False) if p.ndim == 1]
-    return Counter(sizes).most_common(1)[0][0] if sizes else module_width(module)
-
-
-def _observe(run: ModelRun) -> bool:
-    """Run a model once and keep its attention calls; returns whether it ran."""
-    # Here, since whether a thing is a model is asked of every attention, and the recorder is imported slowly.
-    from regard.checker.whole_models.call_collector import collect_calls
-
-    try:
-        run.calls = collect_calls(run.module, lambda: run.call(run.draw(0)))
-    except (Exception, SystemExit):  # it does not take such inputs
-        return False
-    return True
+    return bool(where_differ(together, torch.cat(parts)).any())
 
 
 def _is_block(module: nn.Module) -> bool:

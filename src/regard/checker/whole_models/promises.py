@@ -1,7 +1,7 @@
 """What a whole model must do whatever its layers are: hide later tokens, padding and other texts.
 
 Tokens are changed, and no output may change that should not depend on them: under its padding mask, whichever
-way that is written, and in training mode, too.
+way that is written, and in training mode, too. Each promise yields what a report says of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,33 +18,42 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checker.reports.report import Check, Report
+from regard.checker.catalogue import get_mistake
+from regard.checker.reports.report import Check, Diagnosis
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import in_dtype
-from regard.checker.subject.reply import CallMonitor
+from regard.checker.subject.subject import CallMonitor
 from regard.checker.whole_models.model_run import (
     TARGETS,
     ModelRun,
-    add_mistake,
     attention_unit,
     calls_by_unit,
-    differ,
     mixes_batch,
     token_count,
     where_differ,
 )
-from regard.recorder.attention_call import AttentionCall
 from regard.support.torch_internals import BatchNorm
 
+Findings = Iterator[Check | Diagnosis | str]
+"""What a report says of a promise: checks, mistakes, and assumptions as text."""
 
-def padding_argument(run: ModelRun) -> str | None:
+
+def _failure(check: str, detail: str, mistake: str, fix: str = "") -> Findings:
+    """Yield a check that failed and the mistake that explains it, if one does."""
+    yield Check(check, "failed", detail, mistake)
+    if mistake:
+        entry = get_mistake(mistake)
+        yield Diagnosis(mistake, f"In the whole model, {detail}.", entry.effect, fix or entry.fix)
+
+
+def _padding_argument(run: ModelRun) -> str | None:
     """Return the argument of a model of tokens that hides padding by a mask (B, T); None if it has none."""
-    names = inspect.signature(run.module.forward).parameters
-    name = next((n for n in names if n == "attention_mask" or vocabulary.argument(n) == "padding"), None)
-    return None if name is None or "len" in name or run.draw(0).is_floating_point() else name
+    names = (n for n in run.parameters if n == "attention_mask" or vocabulary.argument(n) == "padding")
+    name = next(names, None)
+    return None if name is None or "len" in name or not run.reads_tokens else name
 
 
-def meanings(name: str) -> list[Callable[[Tensor], Tensor]]:
+def _meanings(name: str) -> list[Callable[[Tensor], Tensor]]:
     """Return the ways to write which tokens are visible, given as (B, T) with 1 for a visible token.
 
     In `attention_mask` 1 is a token. True in `key_padding_mask` hides in PyTorch, and shows in flash-attn.
@@ -54,33 +63,32 @@ def meanings(name: str) -> list[Callable[[Tensor], Tensor]]:
     return [lambda visible: visible == 0, lambda visible: visible == 1]
 
 
-def check_padding(report: Report, run: ModelRun) -> None:
+def check_padding(run: ModelRun) -> Findings:
     """Hide a token of each sequence by the model's padding mask, and change it: no other output may change.
 
     Each sequence hides another token, since a model may use the first one's mask for all. A model that was
     built here runs in float64, where `(1 - mask.float()) * torch.finfo(x.dtype).min` is NaN, and its users do
     not: NaN counts if it is there in float32, too.
     """
-    name = padding_argument(run)
+    name = _padding_argument(run)
     if name is None:
         return
-    problems = [_padding_problem(run, name, meaning) for meaning in meanings(name)]
+    problems = [_padding_problem(run, name, meaning) for meaning in _meanings(name)]
     if "" not in problems and any(p and p.endswith("NaN") for p in problems) and not run.own:
         in_dtype(run.module, torch.float32)
         narrow = replace(run, call=partial(run.call, dtype=torch.float32), dtype=torch.float32)
-        problems = [_padding_problem(narrow, name, meaning) for meaning in meanings(name)]
+        problems = [_padding_problem(narrow, name, meaning) for meaning in _meanings(name)]
         in_dtype(run.module, run.dtype)
     if "" in problems:
-        report.checks.append(Check("padding", "passed", f"a token that `{name}` hides changes nothing"))
+        yield Check("padding", "passed", f"a token that `{name}` hides changes nothing")
     elif detail := next((problem for problem in problems if problem), None):
-        add_mistake(report, "padding", detail, "" if detail.endswith("NaN") else "padded-keys-leak")
+        yield from _failure("padding", detail, "" if detail.endswith("NaN") else "padded-keys-leak")
     else:
-        report.checks.append(Check("padding", "skipped", f"`{name}` does not take (B, T) with 1 for a token"))
+        yield Check("padding", "skipped", f"`{name}` does not take (B, T) with 1 for a token")
 
 
 def _padding_problem(run: ModelRun, name: str, meaning: Callable[[Tensor], Tensor]) -> str | None:
     """Return what is wrong with a padding mask; "" if nothing is, None if the model does not take it."""
-    names = inspect.signature(run.module.forward).parameters
     x = run.draw(4)
     B, T = x.shape
     hidden = torch.tensor([T // 2, min(T // 2 + 2, T - 1)], device=x.device)
@@ -91,7 +99,7 @@ def _padding_problem(run: ModelRun, name: str, meaning: Callable[[Tensor], Tenso
     visible[items, hidden] = 0
     if (plain := run.outputs(x)) is None:
         return None
-    has_encoder = "decoder_input_ids" in names  # the mask is that of the encoder's text
+    has_encoder = "decoder_input_ids" in run.parameters  # the mask is that of the encoder's text
     texts = [(x, {"input_ids": y}) if has_encoder else (y, {}) for y in (x, other)]
     unmasked, before, after = (
         run.outputs(y, **text, **{name: meaning(mask)})
@@ -110,74 +118,60 @@ def _padding_problem(run: ModelRun, name: str, meaning: Callable[[Tensor], Tenso
     return f"token {int(hidden[item])}, hidden by `{name}`, changes output {row}"
 
 
-def check_window(report: Report, run: ModelRun, window: int | None) -> None:
+def check_window(run: ModelRun, window: int | None) -> Findings:
     """Check that some layer has the window that the caller promised."""
     if window is None:
         return
-    found = [call.mask.window_size() for _, call in run.calls if isinstance(call, AttentionCall)]
-    if window in found:
-        report.checks.append(Check("window", "passed"))
+    if window in [call.mask.window_size() for _, call in run.attention]:
+        yield Check("window", "passed")
     else:
-        add_mistake(report, "window", f"no layer has a window of {window} keys", "window-dropped")
+        yield from _failure("window", f"no layer has a window of {window} keys", "window-dropped")
 
 
-def check_causality(report: Report, run: ModelRun, causal: bool | None) -> None:
+def check_causality(run: ModelRun, causal: bool | None) -> Findings:
     """Change later tokens: no earlier output of a model that is causal may change."""
-    masks = [call.mask for _, call in run.calls if isinstance(call, AttentionCall)]
-    hidden = [mask.is_causal for mask in masks]
-    expected = causal
+    masks = [call.mask for _, call in run.attention]
+    all_causal = bool(masks) and all(mask.is_causal for mask in masks)
     # nn.TransformerDecoderLayer gets its causal mask from the caller.
-    is_given_masks = run.draw(0).is_floating_point() and any(
-        "mask" in name for name in inspect.signature(run.module.forward).parameters
-    )
-    is_named_so = any(
-        vocabulary.predicts_next_token(n) or vocabulary.says_causal(n) for n in _class_names(run)
-    )
-    names = inspect.signature(run.module.forward).parameters
+    is_given_masks = not run.reads_tokens and any("mask" in name for name in run.parameters)
+    # The name of its class, and others in its file: `GPT = TinyTransformer`.
+    kind = type(run.module)
+    file = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+    names = [run.name, *(name for name, value in list(file.items()) if value is kind)]
+    is_named_so = any(vocabulary.predicts_next_token(n) or vocabulary.says_causal(n) for n in names)
     # A decoder that is trained on its input ids must not see the later ones, unless the caller masks them.
-    is_decoder = "decoder_input_ids" in names
-    given = [n for n in names if n != "attention_mask" and vocabulary.argument(n) == "mask"]
+    is_decoder = "decoder_input_ids" in run.parameters
+    given = [n for n in run.parameters if n != "attention_mask" and vocabulary.argument(n) == "mask"]
+    expected = causal
     if causal is None and (is_named_so or (is_decoder and not given)) and not is_given_masks:
         expected = True
     stacked, mixed = _mixed_stack(run), ""
     if causal is None and is_decoder and given:
         mixed = f"`{given[0]}` was not passed"
     elif causal is None and stacked is not None:
-        mixed = f"{list_paths(stacked[True])} causal, {list_paths(stacked[False])} not"
+        mixed = f"{_list_paths(stacked[True])} causal, {_list_paths(stacked[False])} not"
         expected = expected or _predicts_tokens(run)
-    leak = find_leak(run)
-    if leak is None:
-        detail = "it gives no output for every token, or none that depends on another token"
-        report.checks.append(Check("causality", "skipped", detail))
-        _add_mixed(report, mixed)
+    leak = _find_leak(run)
+    if leak == ():
+        yield "causal, as measured"
+        yield Check("causality", "passed", "no output depends on a later token")
+        yield from _check_causality_under_padding(run)
         return
-    if not leak:
-        report.assumptions.append("causal, as measured")
-        report.checks.append(Check("causality", "passed", "no output depends on a later token"))
-        _check_causality_under_padding(report, run)
-        return
-    detail = f"output {leak[0]} depends on token {leak[1]}"
-    if expected or (hidden and all(hidden)):
-        through = "" if not hidden or not all(hidden) else ", though every attention layer's mask is causal"
+    if leak and (expected or all_causal):
         mistake = "no-mask" if masks and not any(mask.hides for mask in masks) else ""
-        through += f": of its layers {mixed}" if mixed else ""
-        add_mistake(report, "causality", detail + through, mistake)
+        detail = f"output {leak[0]} depends on token {leak[1]}"
+        detail += ", though every attention layer's mask is causal" if all_causal else ""
+        detail += f": of its layers {mixed}" if mixed else ""
+        yield from _failure("causality", detail, mistake)
+        return
+    if leak:
+        yield "not causal, as measured"
     else:
-        report.assumptions.append("not causal, as measured")
-        _add_mixed(report, mixed)
-
-
-def _class_names(run: ModelRun) -> list[str]:
-    """Return the name of a model's class and its other names in its file: `GPT = TinyTransformer`."""
-    kind = type(run.module)
-    file = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
-    return [run.name, *(name for name, value in list(file.items()) if value is kind)]
-
-
-def _add_mixed(report: Report, mixed: str) -> None:
+        reason = "it gives no output for every token, or none that depends on another token"
+        yield Check("causality", "skipped", reason)
     if mixed:
         how = "say causal=True or causal=False, which the model should be"
-        report.checks.append(Check(f"one answer on causality ({mixed})", "untried", how))
+        yield Check(f"one answer on causality ({mixed})", "untried", how)
 
 
 def _mixed_stack(run: ModelRun) -> dict[bool, list[str]] | None:
@@ -187,17 +181,22 @@ def _mixed_stack(run: ModelRun) -> dict[bool, list[str]] | None:
     two attentions of a decoder's blocks.
     """
     stacks: dict[tuple[str, torch.Size], dict[bool, list[str]]] = {}
-    for name, call in run.calls:
-        if isinstance(call, AttentionCall) and call.q.shape[-2] == call.k.shape[-2]:
+    for name, call in run.attention:
+        if call.q.shape[-2] == call.k.shape[-2]:
             unit = attention_unit(run.module, name)
-            # The first number is that of the block; a later one tells its attentions apart.
-            key = (re.sub(r"\d+", "#", unit, count=1), call.q.shape)
-            layers = stacks.setdefault(key, {True: [], False: []})[call.mask.is_causal]
-            layers.append(unit) if unit not in layers else None
+            layers = stacks.setdefault((_stack(unit), call.q.shape), {True: [], False: []})
+            if unit not in layers[call.mask.is_causal]:
+                layers[call.mask.is_causal].append(unit)
     return next((stack for stack in stacks.values() if stack[True] and stack[False]), None)
 
 
-def list_paths(units: list[str]) -> str:
+def _stack(unit: str) -> str:
+    """Return what the layers of one stack have in common: `h.#.attn`."""
+    # The first number is that of the block; a later one tells its attentions apart.
+    return re.sub(r"\d+", "#", unit, count=1)
+
+
+def _list_paths(units: list[str]) -> str:
     return ", ".join(units if len(units) < 4 else [*units[:2], "…", units[-1]])
 
 
@@ -207,16 +206,15 @@ def _predicts_tokens(run: ModelRun) -> bool:
     Masked language models have both as well (`labels` and `lm_head` of RoBERTa): it is a sign only for those
     that have causal layers.
     """
-    x = run.draw(1)
-    y = None if x.is_floating_point() else run.outputs(x)
-    names = (*inspect.signature(run.module.forward).parameters, *dict(run.module.named_children()))
+    y = run.outputs(run.draw(1)) if run.reads_tokens else None
+    names = (*run.parameters, *dict(run.module.named_children()))
     is_said = any(name in (*TARGETS, "lm_head") for name in names)
     return y is not None and is_said and y.shape[-1] >= token_count(run.module)
 
 
-def _check_causality_under_padding(report: Report, run: ModelRun) -> None:
+def _check_causality_under_padding(run: ModelRun) -> Findings:
     """Check that a causal model is causal with its padding mask, which may replace the causal one."""
-    name = padding_argument(run)
+    name = _padding_argument(run)
     if name is None:
         return
     visible = torch.ones_like(run.draw(1))
@@ -225,17 +223,17 @@ def _check_causality_under_padding(report: Report, run: ModelRun) -> None:
     padded = visible.clone()
     padded[:, visible.shape[1] // 2] = 0
     leaks = [
-        [find_leak(run, **text, **{name: meaning(mask)}) for mask in (visible, padded)]
-        for meaning in meanings(name)
+        [_find_leak(run, **text, **{name: meaning(mask)}) for mask in (visible, padded)]
+        for meaning in _meanings(name)
     ]
     if [(), ()] in leaks:
-        report.checks.append(Check("causality with padding", "passed", f"with `{name}`, too"))
+        yield Check("causality with padding", "passed", f"with `{name}`, too")
     elif leak := next((leak for leak in itertools.chain(*leaks) if leak), None):
         detail = f"output {leak[0]} depends on token {leak[1]} with `{name}`, though not without"
-        add_mistake(report, "causality with padding", detail, "no-mask")
+        yield from _failure("causality with padding", detail, "no-mask")
 
 
-def find_leak(run: ModelRun, **options: Tensor) -> tuple[int, int] | tuple[()] | None:
+def _find_leak(run: ModelRun, **options: Tensor) -> tuple[int, int] | tuple[()] | None:
     """Return the first output that depends on a later token; () if there is none; None if it is unknown.
 
     `options` are further arguments of the model, the same in every run.
@@ -244,62 +242,56 @@ def find_leak(run: ModelRun, **options: Tensor) -> tuple[int, int] | tuple[()] |
     before = run.outputs(x, **options)
     if before is None or before.isnan().any():
         return None
-    T = x.shape[1]
     first_changed = run.outputs(torch.cat([other[:, :1], x[:, 1:]], 1), **options)
-    if first_changed is None or not bool(differ(before, first_changed)[1:].any()):
+    if first_changed is None or not bool(where_differ(before, first_changed)[:, 1:].any()):
         return None  # with weights of 0, as some output projections begin, no token depends on another
-    for token in range(1, T):
-        changed = torch.cat([x[:, :token], other[:, token:]], 1)
-        if (after := run.outputs(changed, **options)) is None:
+    for token in range(1, x.shape[1]):
+        after = run.outputs(torch.cat([x[:, :token], other[:, token:]], 1), **options)
+        if after is None:
             return None
-        rows = differ(before, after)[:token].nonzero()
+        rows = where_differ(before, after).any(0)[:token].nonzero()
         if len(rows):
             return int(rows[0]), token
     return ()
 
 
-def check_cross_attention(report: Report, run: ModelRun) -> None:
+def check_cross_attention(run: ModelRun) -> Findings:
     """Say if a decoder sees the other text under a causal mask, as only simultaneous translation does."""
-    calls = [(name, call) for name, call in run.calls if isinstance(call, AttentionCall)]
-    crossing = [name for name, call in calls if call.k.shape[-2] == run.memory and call.mask.is_causal]
-    if crossing:
-        unit = attention_unit(run.module, crossing[0])
-        how = "pass it no causal mask, unless the model translates while it reads"
-        what = f"cross-attention to the whole of the other text (`{unit}` is causal)"
-        report.checks.append(Check(what, "untried", how))
+    for name, call in run.attention:
+        if call.k.shape[-2] == run.memory and call.mask.is_causal:
+            unit = attention_unit(run.module, name)
+            how = "pass it no causal mask, unless the model translates while it reads"
+            what = f"cross-attention to the whole of the other text (`{unit}` is causal)"
+            yield Check(what, "untried", how)
+            return
 
 
-def check_shared_tensors(report: Report, run: ModelRun) -> None:
+def check_shared_tensors(run: ModelRun) -> Findings:
     """Say if a tensor that every layer of a stack gets, such as rotary angles, is changed on the way.
 
     Hidden states may be changed in place, and so may what depends on tokens: a pair representation, a cache.
     """
-    units = [unit for unit in calls_by_unit(run) if unit]
     first: dict[tuple[str, str, int], tuple[Tensor, Tensor, str]] = {}  # the tensor, its value, its layer
     changed: dict[str, tuple[str, str, str]] = {}
 
-    def watch(unit: str) -> Callable[..., None]:
-        stack = re.sub(r"\d+", "#", unit, count=1)
-
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            names = list(inspect.signature(module.forward).parameters)
-            values = [*zip(names[1:], args[1:], strict=False), *kwargs.items()]  # without the hidden states
-            for name, value in values:
-                for x in value if isinstance(value, tuple | list) else (value,):
-                    if not isinstance(x, Tensor) or x.numel() < 2:
-                        continue
-                    if x.ndim > 2 and x.shape[0] == run.draw(0).shape[0]:  # it may depend on tokens
-                        continue
-                    # The tensor is kept, too, so that its id is not given to another one.
-                    before, copy, layer = first.setdefault((stack, name, id(x)), (x, x.clone(), unit))
-                    if before is x and layer != unit and not torch.equal(copy, x):
-                        changed.setdefault(stack, (name, layer, unit))
-
-        return look
+    def look(unit: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = list(inspect.signature(module.forward).parameters)
+        values = [*zip(names[1:], args[1:], strict=False), *kwargs.items()]  # without the hidden states
+        for name, value in values:
+            for x in value if isinstance(value, tuple | list) else (value,):
+                if not isinstance(x, Tensor) or x.numel() < 2:
+                    continue
+                if x.ndim > 2 and x.shape[0] == run.draw(0).shape[0]:  # it may depend on tokens
+                    continue
+                # The tensor is kept, too, so that its id is not given to another one.
+                before, copy, layer = first.setdefault((_stack(unit), name, id(x)), (x, x.clone(), unit))
+                if before is x and layer != unit and not torch.equal(copy, x):
+                    changed.setdefault(_stack(unit), (name, layer, unit))
 
     hooks = [
-        run.module.get_submodule(unit).register_forward_pre_hook(watch(unit), with_kwargs=True)
-        for unit in units
+        run.module.get_submodule(unit).register_forward_pre_hook(partial(look, unit), with_kwargs=True)
+        for unit in calls_by_unit(run)
+        if unit
     ]
     try:
         run.outputs(run.draw(0))
@@ -308,25 +300,24 @@ def check_shared_tensors(report: Report, run: ModelRun) -> None:
             hook.remove()
     for name, layer, unit in changed.values():
         what = f"comparison of `{name}`, which is changed in place between `{layer}` and `{unit}`"
-        report.checks.append(Check(what, "untried", "give every layer its own copy, or change it for none"))
+        yield Check(what, "untried", "give every layer its own copy, or change it for none")
 
 
-def check_training(report: Report, run: ModelRun) -> None:
+def check_training(run: ModelRun) -> Findings:
     """Check that a model of tokens that is causal in eval mode is causal in training mode, too.
 
     Dropout is off, and random numbers are the same in every run. A batch norm takes its statistics over all
     tokens in training, so that the model learns to read later ones. Encoders may do that, and so may blocks
     on hidden states: streaming Conformers have one after a causal convolution.
     """
-    causal = any(check.name == "causality" and check.status == "passed" for check in report.checks)
-    if not causal or run.draw(0).is_floating_point():
-        return
 
     def call(x: Tensor, **more: Any) -> Any:
         with torch.random.fork_rng(devices=[]), CallMonitor(dropout=False):
             torch.manual_seed(0)
             return run.call(x, **more)
 
+    if not run.reads_tokens:
+        return
     parts = [(part, part.training) for part in run.module.modules()]
     # Running statistics: a batch norm writes into them, other layers replace them.
     buffers = [
@@ -335,7 +326,10 @@ def check_training(report: Report, run: ModelRun) -> None:
     training = replace(run, call=call)
     try:
         run.module.train()
-        leak = find_leak(training) if _is_repeatable(training) else None
+        # The model may draw numbers by other means.
+        first, *others = (training.outputs(run.draw(1)) for _ in range(3))
+        is_repeatable = first is not None and all(y is not None and torch.equal(first, y) for y in others)
+        leak = _find_leak(training) if is_repeatable else None
         mixed = bool(leak) and mixes_batch(training, run.draw(3)) is True
     finally:
         for part, mode in parts:
@@ -343,35 +337,28 @@ def check_training(report: Report, run: ModelRun) -> None:
         for part, name, buffer, value in buffers:
             buffer.data.copy_(value)
             part._buffers[name] = buffer
+    if leak == ():
+        yield Check("causality in training", "passed")
     if not leak:
-        if leak is not None:
-            report.checks.append(Check("causality in training", "passed"))
         return
     detail = f"output {leak[0]} depends on token {leak[1]} in training mode, though not in eval mode"
     modules = run.module.named_modules()
-    norm = next(((name, part) for name, part in modules if isinstance(part, BatchNorm)), None)
-    if norm is None:
-        add_mistake(report, "causality in training", detail, "")
-        return
-    kind = type(norm[1]).__name__
-    detail += f": `{norm[0]}` ({kind}) takes its mean and variance over all tokens of the batch"
-    fix = f"nn.LayerNorm or nn.RMSNorm instead of nn.{kind}: they use one token's numbers only"
-    add_mistake(report, "causality in training", detail, "batch-items-mixed" if mixed else "", fix)
+    path, norm = next(((path, part) for path, part in modules if isinstance(part, BatchNorm)), ("", None))
+    fix = ""
+    if norm is not None:
+        kind = type(norm).__name__
+        detail += f": `{path}` ({kind}) takes its mean and variance over all tokens of the batch"
+        fix = f"nn.LayerNorm or nn.RMSNorm instead of nn.{kind}: they use one token's numbers only"
+    mistake = "batch-items-mixed" if mixed and norm is not None else ""
+    yield from _failure("causality in training", detail, mistake, fix)
 
 
-def _is_repeatable(run: ModelRun) -> bool:
-    """Return whether a model gives the same output three times: it may draw numbers by other means."""
-    x = run.draw(1)
-    first, *others = (run.outputs(x) for _ in range(3))
-    return first is not None and all(y is not None and torch.equal(first, y) for y in others)
-
-
-def check_batch(report: Report, run: ModelRun) -> None:
+def check_batch(run: ModelRun) -> Findings:
     """Run each sequence of a batch alone: it must give the same output."""
     mixed = mixes_batch(run, run.draw(3))
     if mixed is None:
-        report.checks.append(Check("batch", "skipped", "it does not take one sequence"))
+        yield Check("batch", "skipped", "it does not take one sequence")
     elif mixed:
-        add_mistake(report, "batch", "a sequence gives another output in a batch", "batch-items-mixed")
+        yield from _failure("batch", "a sequence gives another output in a batch", "batch-items-mixed")
     else:
-        report.checks.append(Check("batch", "passed", "sequences do not depend on each other"))
+        yield Check("batch", "passed", "sequences do not depend on each other")
