@@ -32,6 +32,8 @@ BAD = {
     ),
     "k of another dtype": ({"k": k.double()}, "k: expected torch.float32, as q has, got torch.float64"),
     "k elsewhere": ({"k": k.to(elsewhere)}, "k: expected it on cpu, where q is, got meta"),
+    "q elsewhere": ({"q": q.to(elsewhere)}, "k: expected it on meta"),
+    "k is sparse": ({"k": k.to_sparse()}, "k: expected an ordinary dense tensor"),
     "k of another width": ({"k": randn(2, 2, 5, 7)}, r"k: expected width 8, as q has, got \(2, 2, 5, 7\)"),
     "no width": ({"q": randn(2, 4, 3, 0), "k": randn(2, 2, 5, 0)}, r"q: expected a width of at least 1, got"),
     "v of another length": ({"v": randn(2, 2, 4, 6)}, r"v: expected 5 keys, as k has, got \(2, 2, 4, 6\)"),
@@ -70,10 +72,12 @@ BAD = {
         r"mask padding\(\[1, 2, 3\]\): expected one entry for each of the 2",
     ),
     "scale is no number": ({"scale": "8"}, "scale: expected a finite number.*got '8'"),
+    "scale is a boolean": ({"scale": True}, "scale: expected a finite number"),
     "scale is NaN": ({"scale": math.nan}, "scale: expected a finite number.*got nan"),
     "softcap of 0": ({"softcap": 0.0}, "softcap: expected a number above 0, or None, got 0.0"),
     "softcap is no number": ({"softcap": "30"}, "softcap: expected a number above 0, or None, got '30'"),
     "dropout above 1": ({"dropout": 1.1}, "dropout: expected a probability from 0 to 1, got 1.1"),
+    "dropout is a boolean": ({"dropout": False}, "dropout: expected a probability"),
     "dropout is None": ({"dropout": None}, "dropout: expected a probability from 0 to 1, got None"),
     "sinks are no tensor": ({"sinks": [0.0] * 4}, "sinks: expected a torch.Tensor, got list"),
     "too few sinks": ({"sinks": zeros(2)}, r"sinks: expected \(4,\), one logit a head, got \(2,\)"),
@@ -85,11 +89,12 @@ BAD = {
 
 
 @together(("changes", "message"), BAD.values())
-def test_bad_input_is_named(changes, message):
-    arguments = {"q": q, "k": k, "v": v} | changes
-    for attention in (regard.scaled_dot_product_attention, regard.attend):
+def test_bad_input_is_named_every_time_also_beside_a_call_that_has_a_plan(changes, message):
+    right = {"q": q, "k": k, "v": v, "mask": regard.causal, "scale": 1.0, "dropout": 0.0}
+    for attention in (regard.scaled_dot_product_attention, regard.attend) * 2:
+        attention(**right)
         with pytest.raises(ValueError, match=f"^{message}"):
-            attention(**arguments)
+            attention(**right | changes)
 
 
 @pytest.mark.parametrize(
@@ -128,5 +133,3 @@ def test_numbers_of_numpy_are_numbers() -> None:
     q = torch.randn(1, 2, 3, 4)
     expected = regard.attend(q, q, q, scale=0.5, softcap=5.0)
     assert torch.equal(regard.attend(q, q, q, scale=np.float32(0.5), softcap=np.int64(5)), expected)
-    with pytest.raises(ValueError, match="scale: expected a finite number"):
-        regard.attend(q, q, q, scale=True)

@@ -4,13 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard.attention.backends import row_blocks
-from regard.support.lru import LRUCache
 from tests import strategies, truth
 
 MASKS = [
@@ -20,34 +16,6 @@ MASKS = [
     regard.causal | regard.prefix(4),
     ~regard.window(2) | regard.window(2, ahead=0),
 ]
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 4 queries, so that small matrices have many."""
-    monkeypatch.setattr(row_blocks, "ROWS", 4)
-    monkeypatch.setattr(row_blocks, "_cache", LRUCache(row_blocks.MAXSIZE))
-
-
-@st.composite
-def problems(draw: Any) -> tuple[strategies.Sizes, strategies.DrawnMask, int]:
-    n = draw(strategies.sizes(14))
-    drawn = draw(strategies.masks(n))
-    return n._replace(E=n.D), drawn, draw(st.integers(0, 2**20))
-
-
-@pytest.mark.usefixtures("small_blocks")
-@given(problem=problems(), calls=st.integers(1, 2))
-def test_output_and_lse_without_gradients_are_the_truth(problem: Any, calls: int) -> None:
-    n, drawn, seed = problem
-    x = strategies.tensors(n, seed, torch.float64)
-    right = truth.attention(x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias())
-    for _ in range(calls):  # the second has a plan
-        alone = regard.attend(x.q, x.k, x.v, mask=drawn.mask)
-        output, lse = regard.attend(x.q, x.k, x.v, mask=drawn.mask, return_lse=True)
-    assert truth.error(alone, right.output) < 1e-12
-    assert truth.error(output, right.output) < 1e-12
-    assert torch.allclose(lse, right.lse, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -63,18 +31,12 @@ def test_blocks_err_no_more_than_pytorch(mask: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_hidden_keys_never_matter(bad: float) -> None:
+def test_a_key_that_one_query_sees_spoils_its_row_alone(bad: float) -> None:
     q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 9, 4)
-    mask = regard.causal & regard.window(4)  # the first three keys are seen by no query
-    clean = regard.attend(q, k, k, mask=mask)
-    k[:, :, :3] = bad
-    for _ in range(2):
-        assert torch.allclose(regard.attend(q, k, k, mask=mask), clean, atol=1e-6)
+    mask = regard.causal & regard.window(4)
     k[:, :, 8] = bad  # seen by the last query alone
-    assert torch.equal(
-        regard.attend(q, k, k, mask=mask).isnan(),
-        regard.attend(q, k, k, mask=mask, backend="tiled").isnan(),
-    )
+    spoiled = regard.attend(q, k, k, mask=mask).isnan()
+    assert torch.equal(spoiled, regard.attend(q, k, k, mask=mask, backend="tiled").isnan())
 
 
 def test_who_is_served_by_blocks() -> None:

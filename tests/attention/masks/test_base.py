@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 import regard
 from regard import causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
 from regard.attention.masks.grid import block_table, one_block
-from tests.strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, sizes
+from tests import strategies
+from tests.strategies import (
+    DrawnMask,
+    Sizes,
+    arbitrary_masks,
+    masks,
+    positional_masks,
+    sized_masks,
+    sizes,
+)
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
 
@@ -19,8 +28,17 @@ def whole(drawn_or_mask, n) -> torch.Tensor:
     return mask.tile(slice(None), slice(None), n.matrix).expand(n.matrix)
 
 
+@pytest.mark.parametrize("family", [*strategies.POSITIONAL, *strategies.ARBITRARY])
+@given(st.data())
+def test_a_rule_means_what_its_definition_says(family, data):
+    n = data.draw(sizes())
+    masks_of = positional_masks if family in strategies.POSITIONAL else arbitrary_masks
+    drawn = data.draw(masks_of(n, family))
+    assert torch.equal(whole(drawn, n), drawn.allowed())
+
+
 @given(sized_masks())
-def test_a_rule_means_what_its_definition_says(drawn):
+def test_a_combination_means_what_its_definition_says(drawn):
     assert torch.equal(whole(drawn, drawn.n), drawn.allowed())
     added, bias = drawn.score_bias(), drawn.mask.bias(slice(None), slice(None), drawn.n.matrix)
     assert drawn.mask.biased == (added is not None) == (bias is not None)
