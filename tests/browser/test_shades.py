@@ -16,6 +16,7 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.map_view.units import text_units
+from tests import truth
 from tests.browser.eventually import box_of, eventually, expect_weight, open_settings, state
 from tests.browser.openers import Opener
 from tests.captures import captured
@@ -37,10 +38,10 @@ def read(*cut: tuple[int, int]) -> Capture:
         return regard.capture(model, text=TEXT, contributions=True, predictions=True)
 
 
-def pooled(m: torch.Tensor, edges: list[int]) -> torch.Tensor:
-    """Summed over keys and averaged over queries, by words."""
-    bounds = list(pairwise(edges))
-    return torch.stack([torch.stack([m[a:b, c:d].sum() / (b - a) for c, d in bounds]) for a, b in bounds])
+def by_words(m: regard.AttentionMap) -> torch.Tensor:
+    """The map of a head, summed over the keys and averaged over the queries of words."""
+    words = list(pairwise(text_units(TOKENS)["words"]))
+    return truth.cells(m.to_dense()[0], words, words)[0]
 
 
 def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None:
@@ -49,7 +50,7 @@ def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
     open_settings(page)
     page.get_by_role("radio", name="words").check()
-    words = pooled(seen[1, 2].to_dense()[0], text_units(TOKENS)["words"])
+    words = by_words(seen[1, 2])
     expect(page.locator(".map-foot")).to_contain_text("One cell from word to word is attention mass")
     expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
     row, col = (int(page.locator(".map-notes .facts dd").nth(n).inner_text().split()[0]) for n in (0, 1))
@@ -70,7 +71,7 @@ def test_words_are_the_units_of_the_text(page: Page, opened: Opener) -> None:
     unit = next(n for n, edge in enumerate(edges) if edge > 26)
     page.click(f"#tok-{unit}")
     expect(page.locator(".text-notes h3").first).to_have_text(f"Word {unit}, pinned")
-    words = pooled(seen[0, 1].to_dense()[0], edges)[unit]
+    words = by_words(seen[0, 1])[unit]
     best = page.locator(".text-notes .ranked button").first
     expect(best.locator(".place")).to_have_text(str(int(words.argmax())))
     highest = float(words.max())

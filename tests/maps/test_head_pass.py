@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import regard
-from regard.maps.tile_passes import overview
 from tests import truth
 from tests.sampling import combine, share
 
@@ -22,23 +21,8 @@ MASKS = {
 }
 
 
-def _cells(A: torch.Tensor, rows: int, cols: int) -> overview.Overview:
-    """By the definition, one side at a time."""
-    t, s = A.shape[-2:]
-    r, c = [i * t // rows for i in range(rows + 1)], [j * s // cols for j in range(cols + 1)]
-    keys = [A[..., c[j] : c[j + 1]] for j in range(cols)]
-    sums, tops = torch.stack([x.sum(-1) for x in keys], -1), torch.stack([x.amax(-1) for x in keys], -1)
-    return overview.Overview(
-        torch.stack([sums[..., r[i] : r[i + 1], :].mean(-2) for i in range(rows)], -2),
-        torch.stack([tops[..., r[i] : r[i + 1], :].amax(-2) for i in range(rows)], -2),
-    )
-
-
-def _all(A: torch.Tensor, scores: torch.Tensor, rows: int, cols: int) -> overview.MapSummary:
-    t, s = A.shape[-2:]
-    back = (torch.arange(t)[:, None] + s - t - torch.arange(s)).to(A.dtype)
-    entropy, distance = torch.special.entr(A).sum(-1), (A * back).sum(-1)
-    return overview.MapSummary(*_cells(A, rows, cols), entropy, distance, A.sum(-2), scores.amax(-1))
+def _all(A: torch.Tensor, scores: torch.Tensor, *counts: int) -> tuple[torch.Tensor, ...]:
+    return (*truth.cells(A, *counts), *truth.statistics(A), scores.amax(-1))
 
 
 @pytest.mark.parametrize(("name", "dtype"), combine(share(MASKS, 2, turn=1), [torch.float32, torch.bfloat16]))
@@ -74,6 +58,6 @@ def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -
     A = m.to_dense()[:, :, region[0], region[1]]
     for rows, cols in ((1, 1), (11, 17), (min(A.shape[2], 256), min(A.shape[3], 256))):
         for found, expected in zip(
-            m.pool(rows, cols, "both", region=region), _cells(A, rows, cols), strict=True
+            m.pool(rows, cols, "both", region=region), truth.cells(A, rows, cols), strict=True
         ):
             assert truth.error(found, expected) < 1e-12

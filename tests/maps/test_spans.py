@@ -1,4 +1,4 @@
-"""Spans say what is wrong with them; pools over spans equal the dense float64 matrix, span by span."""
+"""Spans say what is wrong with them. `test_map` has pools over spans."""
 
 from typing import Any
 
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 import regard
 from regard.maps import Spans
-from tests.maps.drawn_maps import cells, close, maps, small_tiles, spans  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.usefixtures("small_tiles")
+from tests.maps.drawn_maps import spans
+from tests.refusals import refused
 
 
 def test_spans_are_a_sequence_with_names() -> None:
@@ -35,8 +34,7 @@ def test_membership_by_the_definition(pick: Any) -> None:
     assert drawn.membership(n + 2).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
+test_bad_spans_say_what_was_expected = refused(
     [
         (
             lambda: Spans([0, 2], [3, 5]),
@@ -52,35 +50,8 @@ def test_membership_by_the_definition(pick: Any) -> None:
         (lambda: Spans([[0]], [3]), r"starts: expected whole positions in one dimension, got \(1, 1\)"),
         (lambda: Spans.from_edges([3]), r"edges: expected at least two increasing positions"),
         (lambda: Spans.from_edges([0, 3, 3]), r"edges: expected at least two increasing positions"),
-    ],
+    ]
 )
-def test_bad_spans_say_what_was_expected(make: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        make()
-
-
-@given(drawn=maps(20), pick=st.data())
-def test_pool_over_any_spans_and_at_any_resolution(drawn: Any, pick: Any) -> None:
-    m, A, _ = drawn
-    rows, cols = (pick.draw(st.one_of(spans(n), st.integers(1, n))) for n in A.shape[-2:])
-    mass, most = cells(A, rows, cols)
-    both = m.pool(rows, cols, "both")
-    close(both.mass, mass)
-    close(both.max, most)
-    close(m.pool(rows, cols), mass)
-    close(m[0, 0].pool(rows, cols, "max"), most[0, 0])
-    every_key = Spans.from_edges(range(A.shape[-1] + 1))
-    close(m.pool([0, A.shape[-2]], torch.tensor(range(A.shape[-1] + 1))), cells(A, 1, every_key)[0])
-
-
-@given(drawn=maps(20), pick=st.data())
-def test_spans_in_a_region_count_positions_of_the_map(drawn: Any, pick: Any) -> None:
-    m, A, _ = drawn
-    T, S = A.shape[-2:]
-    cols = pick.draw(spans(S))
-    a = pick.draw(st.integers(0, T - 1))
-    region = (slice(a, T), slice(cols.starts[0], cols.stops[-1]))
-    close(m.pool(1, cols, region=region), cells(A, Spans([a], [T]), cols)[0])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from regard.show.figure_layout import WARNING
 from regard.show.figures import figure, plot
 from regard.stages.figures.picture import colour_map
 from regard.support.cells import ink
+from tests.refusals import refused
 from tests.sampling import share
 
 TOKENS = ["The", " sea", " was", "\n", "$5"]
@@ -150,8 +151,7 @@ def test_it_saves_as(kind: str, begins: bytes) -> None:
     assert file.getvalue().startswith(begins)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_what_cannot_be_drawn_is_said = refused(
     [
         (lambda: plot(a_map(), ["a"]), "key_tokens: expected 5 tokens"),
         (lambda: plot(a_map(), "abcde"), "key_tokens: expected 5 .* got one string"),
@@ -161,11 +161,8 @@ def test_it_saves_as(kind: str, begins: bytes) -> None:
         (lambda: plot(torch.zeros(2, 2, 2)), "attention_map: expected an AttentionMap"),
         (lambda: plot(a_map()[0:1][0]), "attention_map: expected an AttentionMap"),
         (lambda: plot(a_map(heads=2), ax=Figure().subplots()), "ax: expected one head"),
-    ],
+    ]
 )
-def test_what_cannot_be_drawn_is_said(call: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:

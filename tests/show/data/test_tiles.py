@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,6 +10,7 @@ from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
 from regard.support.lru import LRUCache
+from tests import truth
 from tests.captures import captured, layer_of
 
 MASKS = [
@@ -26,12 +26,8 @@ MASKS = [
 def pooled(matrix: torch.Tensor, z: int, i: int, j: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A tile by its definition: the mass and the greatest of each cell of a matrix."""
     size = 1 << z
-    part = matrix[i * 256 * size : (i + 1) * 256 * size, j * 256 * size : (j + 1) * 256 * size].numpy()
-    rows, cols = (np.arange(0, n, size) for n in part.shape)
-    counts = np.diff(np.append(rows, len(part)))[:, None]
-    mass = np.add.reduceat(np.add.reduceat(part, rows, 0), cols, 1) / counts
-    peak = np.maximum.reduceat(np.maximum.reduceat(part, rows, 0), cols, 1)
-    return torch.from_numpy(mass), torch.from_numpy(peak)
+    part = matrix[i * 256 * size : (i + 1) * 256 * size, j * 256 * size : (j + 1) * 256 * size]
+    return truth.cells(part, *([(at, min(at + size, n)) for at in range(0, n, size)] for n in part.shape))
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

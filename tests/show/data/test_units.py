@@ -12,6 +12,7 @@ from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
 from regard.show.data.map_view.quantity import Quantity
 from regard.show.data.map_view.units import text_units
+from tests import truth
 from tests.captures import captured
 from tests.sampling import combine
 
@@ -24,29 +25,14 @@ MASKS = [
 WORDS = Quantity(units="words")
 SENTENCES = Quantity(units="sentences")
 PIECES = [
-    "<s>",
-    "The",
-    " light",
-    "house",
-    " is",
-    " lit",
-    ".",
-    " It",
-    " is",
-    " 3",
-    ".",
-    "5",
-    " m",
-    "!",
-    "\n",
-    " We",
+    *("<s>", "The", " light", "house", " is", " lit", ".", " It", " is"),
+    *(" 3", ".", "5", " m", "!", "\n", " We"),
 ]
 
 
 def pooled(matrix: torch.Tensor, rows: list[int], cols: list[int]) -> torch.Tensor:
     """Pool a matrix over units by its definition: summed over keys, averaged over queries."""
-    cells = [[matrix[a:b, c:d].sum() / (b - a) for c, d in pairwise(cols)] for a, b in pairwise(rows)]
-    return torch.tensor(cells, dtype=torch.float64)
+    return truth.cells(matrix.double(), *map(list, (pairwise(rows), pairwise(cols))))[0]
 
 
 def test_words_and_sentences_of_tokens() -> None:
