@@ -368,6 +368,8 @@ def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
 
 def test_attend_is_one_graph_which_keeps_the_path_of_its_first_call() -> None:
     q = torch.randn(1, 2, 8, 4)
+    for _ in range(2):  # the second has a plan
+        regard.attend(q, q, q, softcap=2.0)
     compiled = torch.compile(lambda q: regard.attend(q, q, q, softcap=2.0), backend="eager", fullgraph=True)
     with regard.attention.backend("steps"):
         first = compiled(q)

@@ -11,21 +11,16 @@ import torch
 from regard.gpt import GPT
 from regard.interventions import ablate, effect
 from tests.cli.conftest import TEXT as SENTENCE
-from tests.cli.conftest import runner, save_model
+from tests.cli.conftest import runner
 
 TEXT = SENTENCE * 9
 run = runner("ablate")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), noise=0.3)
-
-
-def test_it_prints_the_effect_beside_random_heads(folder: Path) -> None:
-    shown = run("--model", folder, "--head", "1.2", "--text", TEXT, "--length", 32, "--windows", 3)
+def test_it_prints_the_effect_beside_random_heads(noisy: Path) -> None:
+    shown = run("--model", noisy, "--head", "1.2", "--text", TEXT, "--length", 32, "--windows", 3)
     assert "with head 1.2 set to zero (3 texts, 96 tokens)" in shown
-    model = GPT.from_pretrained(folder)
+    model = GPT.from_pretrained(noisy)
     ids = model.tokenizer.encode(TEXT).ids
     texts = [torch.tensor(ids[:32]), *(torch.tensor([0, *ids[i : i + 31]]) for i in (32, 63))]
     expected = effect(model, texts, ablate(1, 2))
@@ -41,14 +36,14 @@ def test_it_prints_the_effect_beside_random_heads(folder: Path) -> None:
     assert all(len(re.findall(r"\d+\.\d%", row)) == 3 for row in rows)
 
 
-def test_means_several_heads_and_labels(folder: Path) -> None:
-    shown = run("--model", folder, "--head", "0.1", "--head", "1.3", "--mean", "--text", TEXT, "--draws", 0)
+def test_means_several_heads_and_labels(noisy: Path) -> None:
+    shown = run("--model", noisy, "--head", "0.1", "--head", "1.3", "--mean", "--text", TEXT, "--draws", 0)
     assert "with heads 0.1, 1.3 set to its mean" in shown
     assert "none to compare with" in shown
-    shown = run("--model", folder, "--head", "1.1", "--head", "1.3", "--text", TEXT, "--draws", 4)
+    shown = run("--model", noisy, "--head", "1.1", "--head", "1.3", "--text", TEXT, "--draws", 4)
     assert "of other layers too" in " ".join(shown.split())  # a line of 80 columns is broken
     with pytest.raises(ValueError, match="none is labelled 'induction'"):
-        run("--model", folder, "--label", "induction", "--text", TEXT)
+        run("--model", noisy, "--label", "induction", "--text", TEXT)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +60,6 @@ def test_means_several_heads_and_labels(folder: Path) -> None:
         (("--head", "1.2", "--length", "1"), "--length: expected at least 2"),
     ],
 )
-def test_what_a_user_gets_wrong(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_what_a_user_gets_wrong(noisy: Path, arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run("--model", folder, "--text", TEXT, *arguments)
+        run("--model", noisy, "--text", TEXT, *arguments)

@@ -11,24 +11,19 @@ import torch
 
 import regard
 from regard.gpt import GPT
-from tests.cli.conftest import TEXT, runner, save_model
+from tests.cli.conftest import TEXT, runner
 
 run = runner("cache")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), noise=0.3)
-
-
-def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(folder: Path, tmp_path: Path) -> None:
+def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(noisy: Path, tmp_path: Path) -> None:
     picture, file, page = (tmp_path / f"cache.{kind}" for kind in ("png", "json", "html"))
     shown = run(
-        *("--model", folder, "--text", TEXT * 9, "--policy", "tova,streaming", "--budget", "8:32"),
+        *("--model", noisy, "--text", TEXT * 9, "--policy", "tova,streaming", "--budget", "8:32"),
         *("--length", 48, "--loss", "--picture", picture, "--json", file, "--page", page),
     )
     assert re.search(r"\(48 tokens, the first of \d+: --length reads more\)", shown)
-    model = GPT.from_pretrained(folder)
+    model = GPT.from_pretrained(noisy)
     ids = torch.tensor([model.tokenizer.encode(TEXT * 9).ids[:48]])
     curve = regard.capture(model, inputs=(ids,), values=True).retained(["tova", "streaming"], [8, 16, 32])
     assert str(curve).splitlines()[1] in shown
@@ -44,8 +39,8 @@ def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(folder: Path, t
     assert "#view=cache" in shown
 
 
-def test_budgets_beyond_the_text_are_answered_with_a_sentence(folder: Path) -> None:
-    shown = run("--model", folder, "--text", TEXT, "--policy", "key_norm", "--budget", "4096", "--loss")
+def test_budgets_beyond_the_text_are_answered_with_a_sentence(noisy: Path) -> None:
+    shown = run("--model", noisy, "--text", TEXT, "--policy", "key_norm", "--budget", "4096", "--loss")
     assert "A budget of 4,096 keys holds the whole text, so that nothing is lost." in shown
     assert "+0.000" in shown
 

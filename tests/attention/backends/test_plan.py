@@ -83,15 +83,6 @@ def test_a_modified_mask_is_read_again() -> None:
         assert torch.allclose(regard.attend(q, k, v, mask=mask), right, atol=1e-6)
 
 
-def test_a_compiled_call_is_one_graph_beside_a_planned_one() -> None:
-    q, k, v = tensors()
-    planned = [regard.attend(q, k, v, mask=regard.causal) for _ in range(2)][1]
-    compiled = torch.compile(
-        lambda q: regard.attend(q, k, v, mask=regard.causal), backend="eager", fullgraph=True
-    )
-    assert torch.allclose(compiled(q), planned, atol=1e-6)
-
-
 def test_threads_plan_at_once() -> None:
     found: dict[int, bool] = {}
 

@@ -11,7 +11,6 @@ from regard.attention.masks.grid import block_table, one_block
 from tests import strategies
 from tests.strategies import (
     DrawnMask,
-    Sizes,
     arbitrary_masks,
     masks,
     positional_masks,
@@ -125,22 +124,12 @@ def test_a_block_is_never_called_empty_or_full_falsely(drawn, rows, cols):
     assert not (every & ~truly_every).any(), "a block that refuses something was called full"
 
 
+@pytest.mark.parametrize("family", strategies.POSITIONAL)
 @given(st.data(), st.integers(1, 5), st.integers(1, 5))
-def test_blocks_of_rules_by_position_are_told_exactly(data, rows, cols):
-    drawn = data.draw(positional_masks(data.draw(sizes())))
+def test_blocks_of_rules_by_position_are_told_exactly(family, data, rows, cols):
+    drawn = data.draw(positional_masks(data.draw(sizes(12)), family))
     for found, truth in zip(block_bounds(drawn, rows, cols), block_truth(drawn, rows, cols), strict=True):
         assert torch.equal(found, truth)
-
-
-@pytest.mark.parametrize("T", [3, 12])
-@pytest.mark.parametrize("rows", [1, 3, 5])
-@pytest.mark.parametrize("cols", [1, 2, 5])
-def test_blocks_of_documents_in_order_are_told_exactly(T, rows, cols):
-    ids = [[0, 0, 0, 1, 1, 4, 4, 4, 4, 7, 7, 7], [2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 9]]
-    n = Sizes(B=2, H=1, G=1, T=T, S=12, D=1, E=1)
-    drawn = DrawnMask(documents(torch.tensor(ids)), n, lambda b, h, i, j: ids[b][i + n.S - n.T] == ids[b][j])
-    for found, true in zip(block_bounds(drawn, rows, cols), block_truth(drawn, rows, cols), strict=True):
-        assert torch.equal(found, true)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0)])

@@ -37,18 +37,6 @@ def test_the_same_rule_made_anew_is_recognised():
     assert memoize_on_mask(regard.window(3, 0), "a", make) == 6  # not window(3), which has no limit ahead
 
 
-def test_what_may_change_unseen_is_not_remembered():
-    make = Counter()
-
-    class Odd(regard.Mask):  # nothing says what it depends on
-        pass
-
-    assert [memoize_on_mask(Odd(), "a", make) for _ in range(2)] == [1, 2]
-    with torch.inference_mode():
-        mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
-    assert [memoize_on_mask(mask, "a", make) for _ in range(2)] == [3, 4]
-
-
 def test_the_lists_of_a_mask_are_made_once(monkeypatch):
     from regard.attention.backends.triton import launch
 

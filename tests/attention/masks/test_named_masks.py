@@ -14,6 +14,7 @@ from regard import (
     tensor_mask,
     window,
 )
+from tests.refusals import refused
 from tests.sampling import together
 
 
@@ -40,8 +41,7 @@ def test_alibi_lowers_the_score_by_the_published_slopes(heads):
     assert alibi(heads).tile(range(3), range(5), (3, 5)).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+test_bad_arguments_are_named = refused(
     [
         (lambda: padding([1.5]), r"padding: expected whole lengths \(B,\).*got \(1,\) torch.float32"),
         (lambda: padding([-1, 2]), r"padding: expected lengths of at least 0, got -1"),
@@ -63,61 +63,46 @@ def test_alibi_lowers_the_score_by_the_published_slopes(heads):
             lambda: tensor_mask(torch.ones(1, 1, 1, 2, 2).bool()),
             r"mask: expected at most 4 dimensions.*got \(1, 1, 1, 2, 2\)",
         ),
-    ],
+    ]
 )
-def test_bad_arguments_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
-@pytest.mark.parametrize(
-    ("predicate", "got"),
+WHOLE = r"rule\(lambda\): expected a boolean tensor from the predicate, got {}"
+TILE = r"rule\(lambda\): expected an answer that broadcasts to \(1, 1, 4, 5\), got"
+test_a_rule_must_answer_with_booleans_for_the_tile = refused(
     [
-        (lambda b, h, q, k: q - k, "torch.int64"),
-        (lambda b, h, q, k: True, "bool"),
-        (lambda b, h, q, k: None, "NoneType"),
-    ],
-)
-def test_a_rule_must_answer_with_booleans(predicate, got):
-    with pytest.raises(
-        ValueError, match=rf"rule\(lambda\): expected a boolean tensor from the predicate, got {got}"
-    ):
-        rule(predicate).to_dense(3)
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 1, 3, 3), (1, 1, 1, 1, 1)])
-def test_a_rule_must_answer_for_the_tile_it_was_asked_about(shape):
-    with pytest.raises(
-        ValueError, match=r"rule\(lambda\): expected an answer that broadcasts to \(1, 1, 4, 5\), got"
-    ):
-        rule(lambda b, h, q, k: torch.ones(shape, dtype=torch.bool)).to_dense(4, 5)
-
-
-@pytest.mark.parametrize(
-    ("mask", "shape", "message"),
-    [
-        (padding([1, 2]), (3, 1, 4, 4), "each of the 3 sequences in the batch, got 2"),
-        (padding([1, 2]), (1, 3, 4, 4), r"unsqueeze\(1\)"),
-        (padding(torch.ones(2, 5).bool()), (2, 1, 4, 4), "a mark for each of the 4 keys, got 5"),
-        (documents([0, 1]), (3, 3), "an id for each of the 3 keys, got 2"),
-        (documents([0, 1]), (3, 2), "no more queries than keys, got 3 queries and 2 keys"),
-        (documents(torch.zeros(2, 3).long()), (3, 1, 3, 3), "each of the 3 sequences in the batch, got 2"),
-        (tensor_mask(torch.zeros(3, 4)), (4, 4), r"broadcasts to \(4, 4\), got \(3, 4\)"),
-        (
-            tensor_mask(torch.zeros(2, 1, 4, 4)),
-            (3, 1, 4, 4),
-            r"broadcasts to \(3, 1, 4, 4\), got \(2, 1, 4, 4\)",
+        (lambda: rule(lambda b, h, q, k: q - k).to_dense(3), WHOLE.format("torch.int64")),
+        (lambda: rule(lambda b, h, q, k: True).to_dense(3), WHOLE.format("bool")),
+        (lambda: rule(lambda b, h, q, k: None).to_dense(3), WHOLE.format("NoneType")),
+        *(
+            (lambda shape=shape: rule(lambda b, h, q, k: torch.ones(shape).bool()).to_dense(4, 5), TILE)
+            for shape in ((3,), (3, 4), (2, 1, 3, 3), (1, 1, 1, 1, 1))
         ),
-        (alibi(4), (1, 3, 2, 2), "a slope for each of the 3 heads, got 4"),
-        (causal & tensor_mask(torch.zeros(3, 4)), (4, 4), "broadcasts to"),
-        (causal | padding([1, 2]), (3, 1, 4, 4), "got 2"),
-        (~documents([0, 1]), (3, 3), "got 2"),
-    ],
-    ids=str,
+    ]
 )
-def test_a_rule_for_another_shape_is_refused(mask, shape, message):
-    with pytest.raises(ValueError, match=f"^mask .*{message}"):
-        mask.tile(range(1), range(1), shape)
+
+OTHER_SHAPES = [
+    (padding([1, 2]), (3, 1, 4, 4), "each of the 3 sequences in the batch, got 2"),
+    (padding([1, 2]), (1, 3, 4, 4), r"unsqueeze\(1\)"),
+    (padding(torch.ones(2, 5).bool()), (2, 1, 4, 4), "a mark for each of the 4 keys, got 5"),
+    (documents([0, 1]), (3, 3), "an id for each of the 3 keys, got 2"),
+    (documents([0, 1]), (3, 2), "no more queries than keys, got 3 queries and 2 keys"),
+    (documents(torch.zeros(2, 3).long()), (3, 1, 3, 3), "each of the 3 sequences in the batch, got 2"),
+    (tensor_mask(torch.zeros(3, 4)), (4, 4), r"broadcasts to \(4, 4\), got \(3, 4\)"),
+    (
+        tensor_mask(torch.zeros(2, 1, 4, 4)),
+        (3, 1, 4, 4),
+        r"broadcasts to \(3, 1, 4, 4\), got \(2, 1, 4, 4\)",
+    ),
+    (alibi(4), (1, 3, 2, 2), "a slope for each of the 3 heads, got 4"),
+    (causal & tensor_mask(torch.zeros(3, 4)), (4, 4), "broadcasts to"),
+    (causal | padding([1, 2]), (3, 1, 4, 4), "got 2"),
+    (~documents([0, 1]), (3, 3), "got 2"),
+]
+test_a_rule_for_another_shape_is_refused = refused(
+    (lambda mask=mask, shape=shape: mask.tile(range(1), range(1), shape), f"^mask .*{message}")
+    for mask, shape, message in OTHER_SHAPES
+)
 
 
 def test_a_picture_of_a_rule():
