@@ -1,4 +1,4 @@
-"""Figures of maps: what is on the axes, in the cells and at the foot, and that a long map is never dense."""
+"""Maps as figures and in a terminal: axes, cells and foot, and that a long map is never dense."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.figure import Figure
+from rich.console import Console
 
 import regard
 from regard.maps.scale_end import overview_edges, scale_end
@@ -19,6 +20,7 @@ from regard.show.data.map_view import tiles
 from regard.show.figure_axes import MOST_CELLS
 from regard.show.figure_layout import WARNING
 from regard.show.figures import figure, plot
+from regard.show.terminal import print_map
 from regard.stages.figures.picture import colour_map
 from regard.support.cells import ink
 from tests.refusals import refused
@@ -251,3 +253,31 @@ def test_colours_and_their_end_are_the_page_s(T: int) -> None:
     for signed, colours in zip((False, True), ramps, strict=True):
         own = colour_map(signed)(torch.linspace(0, 1, 256).numpy())[:, :3] * 255
         assert abs(own - torch.tensor(colours).numpy()).max() < 8
+
+
+def drawn(m: regard.AttentionMap, **options: object) -> list[str]:
+    file = io.StringIO()
+    print_map(Console(file=file, width=80, **options), m)
+    return file.getvalue().splitlines()
+
+
+def first_and_previous(T: int) -> regard.AttentionMap:
+    q = torch.zeros(T, T + 1)
+    q[range(T), range(T)] = q[range(1, T), range(T - 1)] = 9.0
+    return regard.attention_map(q, torch.eye(T, T + 1), mask=regard.causal, scale=1.0)
+
+
+def test_shades_where_there_is_no_colour() -> None:
+    lines = drawn(first_and_previous(8))
+    assert len(lines) == 4
+    assert all(len(line) <= 8 for line in lines)
+    assert lines[0].startswith("█")
+    assert lines[0][2:].strip() == ""  # nobody sees the future
+    assert lines[3].rstrip().endswith("█")
+
+
+def test_two_rows_a_line_in_colour_and_a_long_map_is_pooled() -> None:
+    lines = drawn(first_and_previous(300), force_terminal=True, color_system="truecolor")
+    assert len(lines) == 32
+    assert all(line.count("▀") == 64 for line in lines)
+    assert "\x1b[38;2;" in lines[0]

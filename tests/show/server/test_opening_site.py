@@ -1,4 +1,4 @@
-"""A site before there is something to show: it tells its progress and ends in a site or a sentence."""
+"""A site before there is something to show, and its work: urgent requests do not wait for patient ones."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from regard.show.server.limits import StoppedError
 from regard.show.server.opening_site import CANCELLED, OpeningSite
+from regard.show.server.work_queue import WorkQueue
 from tests.captures import captured
 from tests.patience import HANGING
 
@@ -115,3 +116,40 @@ def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who
         bodies[encoding] = (answer.headers["content-encoding"], body)
     assert {body for _, body in bodies.values()} == {bodies["identity"][1]}
     assert [kind for kind, _ in bodies.values()] == [None, "gzip", "gzip", None]
+
+
+def test_urgent_work_runs_while_patient_work_does() -> None:
+    queue, begun, go = WorkQueue(1), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def block() -> None:
+        begun.set()
+        assert go.wait(HANGING)
+
+    first = queue.submit(True, block)
+    assert begun.wait(HANGING)
+    later = queue.submit(True, order.append, "scores")
+    dropped = queue.submit(True, order.append, "nobody waits for it")
+    last = queue.submit(True, order.append, "thumbnails")
+    assert dropped.cancel()
+    assert queue.submit(False, lambda: "urgent").result(30) == "urgent"
+    go.set()
+    for future in (first, later, last):
+        future.result(30)
+    assert order == ["scores", "thumbnails"]
+    queue.shutdown()
+
+
+def test_what_waits_at_the_end_is_cancelled() -> None:
+    queue, begun, go = WorkQueue(1), threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        assert go.wait(HANGING)
+
+    queue.submit(True, block)
+    assert begun.wait(HANGING)
+    waiting = queue.submit(True, lambda: 7)
+    queue.shutdown()
+    go.set()
+    assert waiting.cancelled()
