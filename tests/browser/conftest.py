@@ -32,9 +32,7 @@ def browser() -> Iterator[Browser]:
     path = chromium.find()
     if path is None:
         pytest.fail("there is no Chromium: `make chromium` installs one", pytrace=False)
-    # A name that somebody else owns and points at this machine, as in DNS rebinding.
-    rebound = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
-    arguments = ["--disable-gpu", "--disable-dev-shm-usage", rebound]
+    arguments = ["--disable-gpu", "--disable-dev-shm-usage"]
     # A page stays in its process, which takes half a second to start, wherever it goes.
     arguments += ["--process-per-site", "--renderer-process-limit=1", "--disable-site-isolation-trials"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:

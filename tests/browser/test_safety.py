@@ -91,15 +91,6 @@ def test_a_hostile_address_is_only_an_address(page: Page, serve: Serve) -> None:
         nothing_was_taken(page)
 
 
-def test_a_name_that_was_pointed_at_this_machine_is_refused(page: Page, serve: Serve) -> None:
-    running = serve()
-    for path in ("", "api/meta"):
-        response = page.goto(f"http://rebound.example:{running.bound_address.port}/{path}")
-        assert response is not None
-        assert response.status == 421
-    page.problems.clear()  # type: ignore[attr-defined]  # the console reports the refusals
-
-
 @pytest.fixture
 def requests() -> list[str]:
     """The paths that were asked for `elsewhere`, with their headers."""
