@@ -1,7 +1,5 @@
 """The story of `make demo` and the moving picture of the README: their scenes, short and small enough."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

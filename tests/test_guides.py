@@ -1,7 +1,5 @@
 """The guides for those who extend Regard work, and the page of myths is true. Sessions run in `test_docs`."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

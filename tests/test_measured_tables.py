@@ -1,7 +1,5 @@
 """The tables of docs/packing.md and docs/truth.md are those that are measured."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 These tests look at modules, not at clocks; `python -m benchmarks.startup` measures the time.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every view by keys and by names: tabs, the way past them, and what has the focus has a name and a ring."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

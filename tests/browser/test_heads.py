@@ -1,7 +1,5 @@
 """The gallery and the survey: every head with its scores, of linear layers as well, by mouse and by key."""
 
-from __future__ import annotations
-
 import re
 from typing import cast
 

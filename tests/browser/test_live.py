@@ -1,7 +1,5 @@
 """A saved page that holds its model: texts, cuts and generation in Chromium, offline."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

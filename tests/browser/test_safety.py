@@ -1,7 +1,5 @@
 """Nothing that a text or a model says becomes part of the page, and no other page gets at anything."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 import urllib.error

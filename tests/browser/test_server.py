@@ -1,7 +1,5 @@
 """The served page: it opens, passes its own policy, asks nobody else, and shows what is still computed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

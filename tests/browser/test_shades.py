@@ -1,7 +1,5 @@
 """What cells and shades stand for: words, contributions, and the difference of two heads side by side."""
 
-from __future__ import annotations
-
 import functools
 import re
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The page's first view: one line that says what a head looked up, a switch that turns it off, links."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The text view: what a token looks at and what the model expects after it, as the library has it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The Time and the Cache view: a training run step by step, and what policies keep of every head."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

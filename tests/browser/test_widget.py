@@ -1,7 +1,5 @@
 """The page in notebooks: the widget in step with its model, and the page in a sandboxed frame of a cell."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny model on disk, and commands that run in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

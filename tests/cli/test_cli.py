@@ -1,7 +1,5 @@
 """The command `regard`: help, version, the stages, errors in one line, and signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`regard inspect`: a page in a file or served, of a model or of captures, and what it says of mistakes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

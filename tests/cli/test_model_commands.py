@@ -1,7 +1,5 @@
 """Commands that read a model: what they print and write, beside the library, and wrong use."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two captures compared: tokens aligned by ids, distances and differences equal to the dense matrices'."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

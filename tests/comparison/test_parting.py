@@ -1,7 +1,5 @@
 """Where two captures part: planted causes are named, and rounding is called rounding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

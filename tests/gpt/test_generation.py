@@ -1,7 +1,5 @@
 """Generation: equal tokens with and without cache, alone and in a batch; sampling; stops; streams."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -1,7 +1,5 @@
 """GGUF: the same model from a folder and from a file; quantised blocks; tokenizers; hostile headers."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys
@@ -22,6 +20,7 @@ from regard.gpt.files.gguf_header import read_header
 from regard.support.files import ModelFileError
 from regard.support.imports import MissingExtraError
 from tests.attack.files import encode_gguf, gguf_parts
+from tests.gpt.transformers_files import llama_shapes
 
 gguf = pytest.importorskip("gguf")
 
@@ -57,23 +56,13 @@ TOKENS = ["<s>", "<|end|>", *"abcdefghij0123456789Ġ!.", "ab", "abc", "Ġa", "Ã
 def tensors(kind: str, tied: bool) -> dict[str, Tensor]:
     """Random weights by the names that Transformers has for them."""
     half = KV_HEADS * WIDTH // HEADS
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (WIDTH, WIDTH),
-        "self_attn.k_proj.weight": (half, WIDTH),
-        "self_attn.v_proj.weight": (half, WIDTH),
-        "self_attn.o_proj.weight": (WIDTH, WIDTH),
-        "mlp.gate_proj.weight": (HIDDEN, WIDTH),
-        "mlp.up_proj.weight": (HIDDEN, WIDTH),
-        "mlp.down_proj.weight": (WIDTH, HIDDEN),
-        "input_layernorm.weight": (WIDTH,),
-        "post_attention_layernorm.weight": (WIDTH,),
-    }
-    if kind == "qwen2":
-        shapes |= {f"self_attn.{x}_proj.bias": (n,) for x, n in (("q", WIDTH), ("k", half), ("v", half))}
-    if kind == "qwen3":
-        shapes |= {f"self_attn.{x}_norm.weight": (WIDTH // HEADS,) for x in "qk"}
-    named = {f"model.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in shapes.items()}
-    named |= {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
+    named = llama_shapes(LAYERS, WIDTH, half, HIDDEN, VOCAB)
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}.self_attn."
+        if kind == "qwen2":
+            named |= {f"{at}{x}_proj.bias": (n,) for x, n in (("q", WIDTH), ("k", half), ("v", half))}
+        if kind == "qwen3":
+            named |= {f"{at}{x}_norm.weight": (WIDTH // HEADS,) for x in "qk"}
     if not tied:
         named["lm_head.weight"] = (VOCAB, WIDTH)
     torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """The model and its config: every architecture, with and without cache and padding; maps and files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokenizers: texts are decoded to themselves; those that explode are refused before they are built."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

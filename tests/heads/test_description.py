@@ -1,7 +1,5 @@
 """The table of heads: against the definitions written out, with padding, across texts, across stacks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

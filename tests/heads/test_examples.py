@@ -1,7 +1,5 @@
 """The examples that a survey keeps, found again by hand, and files of them that anyone wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

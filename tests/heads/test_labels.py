@@ -1,7 +1,5 @@
 """Labels: never for uniform attention, always for a head made to do one thing; their sentences."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

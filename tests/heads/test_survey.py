@@ -1,7 +1,5 @@
 """Surveys: the same to the last bit for one process or shards, and for one that was stopped and went on."""
 
-from __future__ import annotations
-
 import random
 import signal
 from pathlib import Path

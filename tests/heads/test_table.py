@@ -1,7 +1,5 @@
 """`HeadTable`: rows that print, sort and come back from files; its summary, and the difference of two."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Caches: what `update` returns, how much memory it takes, and cached equals uncached for every split."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

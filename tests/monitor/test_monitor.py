@@ -1,7 +1,5 @@
 """A monitor in training: it changes no bit, hears the steps that are due, warns, and is shown on the page."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -4,8 +4,6 @@ The environment gets PyTorch and the other dependencies as links to those of thi
 what the wheel's metadata does not ask for cannot be imported in it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`seen.retained` and `seen.rounded`: numbers of whole captures, baselines, curves and sentences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

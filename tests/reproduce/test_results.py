@@ -1,7 +1,5 @@
 """The computations behind results that are run again, on numbers whose answer is known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Maps as figures and in a terminal: axes, cells and foot, and that a long map is never dense."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

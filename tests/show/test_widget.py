@@ -1,7 +1,5 @@
 """Captures show themselves: a page in the background, in a notebook, in a file; and the widget’s messages."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

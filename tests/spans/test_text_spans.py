@@ -1,7 +1,5 @@
 """Words, sentences and turns as spans of tokens: they cover every token, and give the text back."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from typing import Any

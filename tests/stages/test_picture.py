@@ -1,7 +1,5 @@
 """`regard stages`: what it prints and draws, and how its figure reaches the disk."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stages: names, signatures and attributes that their readers expect; results; kind errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

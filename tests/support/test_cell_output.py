@@ -1,7 +1,5 @@
 """What notebooks show: pictures without a library, tables as HTML, and nothing that is only an address."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io

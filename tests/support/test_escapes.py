@@ -1,7 +1,5 @@
 """Text that others wrote: control characters are shown, not sent to the terminal, by every command."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

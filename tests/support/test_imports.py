@@ -1,7 +1,5 @@
 """What is imported where: nothing that only POSIX has, and PyTorch without its kernels for shapes."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

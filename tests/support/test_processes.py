@@ -1,7 +1,5 @@
 """Processes under supervision, and signals that stop a run: nothing is left behind, whoever is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

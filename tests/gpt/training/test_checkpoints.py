@@ -1,7 +1,5 @@
 """Checkpoints: what was put in comes out, bit for bit, and what is not one is refused by name."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

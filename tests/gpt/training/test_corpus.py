@@ -1,7 +1,5 @@
 """The corpus: nanoGPT's split, windows that depend only on seed and step, and errors for bad files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The history of a training run: writing and reading are inverse, and the page gets plain data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

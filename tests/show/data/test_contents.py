@@ -1,7 +1,5 @@
 """The data of the page: meta, rows, thumbnails, sinks, steps, titles, the token shown first, and surveys."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The Map view: tiles at every level, of tokens and of words and sentences, against the whole matrix."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Predictions and contributions on the page: what is likely, what changed, and what adds up to a logit."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

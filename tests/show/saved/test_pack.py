@@ -1,7 +1,5 @@
 """The saved file: its modules, size, error and policy, the heads that it keeps; nothing in it breaks out."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A client of the page's server: requests with the key and without it, and connections that are left open."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

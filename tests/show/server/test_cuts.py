@@ -1,7 +1,5 @@
 """Edited runs over real sockets: run, replaced, undone, bounded, one at a time, stopped with their client."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from contextlib import closing

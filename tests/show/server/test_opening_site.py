@@ -1,7 +1,5 @@
 """A site before there is something to show, and its work: urgent requests do not wait for patient ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import threading
