@@ -20,9 +20,7 @@ LLAMA = {
 }
 
 
-def llama_shapes(
-    layers: int, width: int, kv_width: int, hidden: int, vocab: int
-) -> dict[str, tuple[int, ...]]:
+def llama_shapes(layers: int, width: int, kv: int, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors, by the names that Transformers has for them."""
     of_layer = {
         "input_layernorm": (width,),
