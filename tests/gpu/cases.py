@@ -6,6 +6,8 @@ Errors are judged against float64 and as a ratio to what PyTorch's own kernel er
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -69,27 +71,38 @@ def masks(
     }
 
 
-def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+Case = tuple[str, Callable[[], None]]
+
+
+def each(title: str, check: Callable[..., None], *choices: Any, **options: Any) -> Iterator[Case]:
+    """A check with every combination of arguments; a tuple of them is one choice."""
+    named = [x.items() if isinstance(x, dict) else [(str(value), value) for value in x] for x in choices]
+    for combination in product(*named):
+        arguments = [part for _, x in combination for part in (x if isinstance(x, tuple) else (x,))]
+        yield ", ".join((title, *(name for name, _ in combination))), partial(check, *arguments, **options)
+
+
+def cases() -> Iterator[Case]:
     """Every check with its name."""
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"attention, {name}, {dtype}", partial(attention, mask, dtype)
-        yield f"the GPU is the default device, {name}", partial(default_device, mask)
-    for name, mask in masks().items():
-        yield f"attention, {name}, width 128", partial(attention, mask, BF16, 128, 128)
-    yield "attention, float16", partial(attention, regard.causal, F16)
-    for D, E in ((8, 8), (40, 24), (64, 128), (80, 80), (128, 128), (192, 128), (256, 256)):
-        for dtype in (BF16, F32):
-            yield f"widths {D} and {E}, {dtype}", partial(attention, regard.causal, dtype, D, E)
-    for mask in ("full", "both sides", "prefix"):
-        for options in ({"softcap": 20.0}, {"sinks": True}, {"scale": -0.2}, {"scale": 0.0}):
-            yield f"{mask}, {options}", partial(attention, masks()[mask], BF16, options=options)
-    for name in ("causal", "window", "narrow", "both sides"):
-        for dtype in (BF16, F16):
-            yield (
-                f"PyTorch's flash kernel, {name}, {dtype}",
-                partial(attention, masks()[name], dtype, run=fused_attention.run),
-            )
+    every = masks()
+
+    def some(*names: str) -> dict[str, Mask]:
+        return {name: every[name] for name in names}
+
+    dtypes, widths, causal = (BF16, F32), (8, 24, 40, 80, 128, 192, 256), some("causal")
+    with_options = some("full", "both sides", "prefix")
+    bands = some("full", "causal", "top left", "window", "narrow", "both sides", "alibi")
+
+    yield from each("attention", attention, every, dtypes)
+    yield from each("the GPU is the default device", default_device, every)
+    yield from each("attention, width 128", attention, every, [(BF16, 128, 128)])
+    yield from each("attention", attention, causal, [F16])
+    pairs = (8, 8), (40, 24), (64, 128), (80, 80), (128, 128), (192, 128), (256, 256)
+    yield from each("widths", attention, causal, dtypes, pairs)
+    options = {"softcap": 20.0}, {"sinks": True}, {"scale": -0.2}, {"scale": 0.0}
+    yield from each("attention", attention, with_options, [(BF16, 64, 64)], options)
+    flash = some("causal", "window", "narrow", "both sides")
+    yield from each("PyTorch's flash kernel", attention, flash, (BF16, F16), run=fused_attention.run)
     yield "PyTorch's flash kernel on short bands, through attend", short_bands
     yield "a cache whose length has settled goes over to cuDNN", settled_cache
     yield "a function is asked once", pure_functions
@@ -98,93 +111,47 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "attention under a mask is one operator of a compiled graph", compiled_masks
     yield "two runs give the same bits", same_bits
     yield "more than 2³¹ numbers", far_offsets
-    for name in ("full", "causal", "window", "prefix", "padding", "heads differ", "alibi"):
-        for rows, cols in ((1, 1), (75, 67), (7, 100), (300, 335)):
-            yield f"pool {rows} × {cols}, {name}", partial(pool, masks()[name], rows, cols)
-    for rows, cols in ((1, 2), (8, 8), (64, 16), (512, 1024), (1000, 3)):
-        for mask in ("causal", "window"):
-            yield f"pool 1024, {rows} × {cols}, {mask}", partial(pool, masks()[mask], rows, cols, 1024)
-    for name in ("full", "causal", "top left", "window", "narrow", "both sides", "alibi"):
-        yield f"forward with cells, {name}", partial(forward_with_cells, masks()[name], BF16)
-    for D, E, dtype in ((128, 128, BF16), (128, 64, F16), (80, 40, BF16), (64, 64, F32), (256, 256, BF16)):
-        yield (
-            f"forward with cells, {D} and {E}, {dtype}",
-            partial(forward_with_cells, regard.causal, dtype, D, E),
-        )
-    yield (
-        "forward with cells, softcap and sinks",
-        partial(forward_with_cells, regard.causal, BF16, options=True),
-    )
-    for length in (16_384, 20_001, 33_000):
-        yield f"forward with cells, {length} tokens", partial(long_cells, length)
+    pooled = some("full", "causal", "window", "prefix", "padding", "heads differ", "alibi")
+    yield from each("pool", pool, pooled, [(1, 1), (75, 67), (7, 100), (300, 335)])
+    bins = (1, 2, 1024), (8, 8, 1024), (64, 16, 1024), (512, 1024, 1024), (1000, 3, 1024)
+    yield from each("pool", pool, some("causal", "window"), bins)
+    yield from each("forward with cells", forward_with_cells, bands, [BF16])
+    wide = (BF16, 128, 128), (F16, 128, 64), (BF16, 80, 40), (F32, 64, 64), (BF16, 256, 256)
+    yield from each("forward with cells", forward_with_cells, causal, wide)
+    yield from each("forward with cells, options", forward_with_cells, causal, [BF16], options=True)
+    yield from each("forward with cells, tokens", long_cells, (16_384, 20_001, 33_000))
     yield "a capture keeps overviews from the forward pass", captured_overviews
     yield "a long text is certified if it is right, captured by blocks of keys", certified_by_blocks
-    yield "pool, float32", partial(pool, regard.causal, 8, 8, 1024, F32)
+    yield from each("pool", pool, causal, [(8, 8, 1024, F32)])
     yield "pool, rows of a long overview sum to 1", long_pool
-    for name in masks():
-        for gain in ("none", "above 0", "signed"):
-            yield f"pool over spans, gain {gain}, {name}", partial(span_pool, masks()[name], gain)
-    yield "pool over spans, float32", partial(span_pool, regard.causal, "signed", F32)
+    yield from each("pool over spans, gain", span_pool, every, ("none", "above 0", "signed"))
+    yield from each("pool over spans", span_pool, causal, [("signed", F32)])
     yield "pool over spans, one long beside many short, the same bits twice", long_span_pool
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"column sums, {name}, {dtype}", partial(weighted_received, mask, dtype)
-    for D in (8, 24, 40, 80, 128, 192, 256):
-        for dtype in (BF16, F32):
-            yield f"column sums, width {D}, {dtype}", partial(weighted_received, regard.causal, dtype, D)
-    for name in ("full", "both sides", "prefix"):
-        yield (
-            f"column sums, softcap and sinks, {name}",
-            partial(weighted_received, masks()[name], BF16, options=True),
-        )
+    for title, check in (
+        ("column sums", weighted_received),
+        ("mass, topk and diagonal", row_reductions),
+        ("statistics", statistics),
+    ):
+        yield from each(title, check, every, dtypes)
+        yield from each(f"{title}, width", check, causal, dtypes, widths)
+        yield from each(f"{title}, softcap and sinks", check, with_options, [BF16], options=True)
+    lengths = (1, 63, 64, 65, 127, 128, 129, 257)
+    yield from each("mass, topk and diagonal, tokens", row_reductions, causal, [BF16], [128], lengths)
     yield "column sums, long, the same bits twice", long_received
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"mass, topk and diagonal, {name}, {dtype}", partial(row_reductions, mask, dtype)
-    for D in (8, 24, 40, 80, 128, 192, 256):
-        for dtype in (BF16, F32):
-            yield (
-                f"mass, topk and diagonal, width {D}, {dtype}",
-                partial(row_reductions, regard.causal, dtype, D),
-            )
-    for length in (1, 63, 64, 65, 127, 128, 129, 257):
-        yield (
-            f"mass, topk and diagonal, {length} tokens",
-            partial(row_reductions, regard.causal, BF16, 128, length),
-        )
-    for name in ("full", "both sides", "prefix"):
-        yield (
-            f"mass, topk and diagonal, softcap and sinks, {name}",
-            partial(row_reductions, masks()[name], BF16, options=True),
-        )
     yield "mass, topk and diagonal, long, the same bits twice", long_row_reductions
-    for name in ("causal", "window", "prefix", "padding", "alibi"):
-        for cells in ((8, 8), (70, 11), (100, 128)):
-            yield f"pool of a region, {cells}, {name}", partial(region, masks()[name], *cells)
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"statistics, {name}, {dtype}", partial(statistics, mask, dtype)
-    for D in (8, 24, 40, 80, 128, 192, 256):
-        for dtype in (BF16, F32):
-            yield f"statistics, width {D}, {dtype}", partial(statistics, regard.causal, dtype, D)
-    for name in ("full", "both sides", "prefix"):
-        yield f"statistics, softcap and sinks, {name}", partial(statistics, masks()[name], BF16, options=True)
-    for dtype in (BF16, F16, F32):
-        for size in (1.0, 1e2, 1e4):
-            yield f"large scores, {size:.0e}, {dtype}", partial(large_scores, size, dtype)
-    for size in (1.0, 1e3):
-        yield f"gradients of large scores, {size:.0e}", partial(large_gradients, size)
-    yield "statistics, some rows", partial(statistics, regard.causal, BF16, first=77)
+    regions = some("causal", "window", "prefix", "padding", "alibi")
+    yield from each("pool of a region", region, regions, [(8, 8), (70, 11), (100, 128)])
+    yield from each("large scores", large_scores, (1.0, 1e2, 1e4), (BF16, F16, F32))
+    yield from each("gradients of large scores", large_gradients, (1.0, 1e3))
+    yield from each("statistics, some rows", statistics, causal, [BF16], first=77)
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
-    for rows, cols in ((1, 1), (2, 8), (32, 128), (512, 4), (64, 512)):
-        yield f"summary {rows} × {cols}", partial(summary, "causal", rows, cols, BF16)
-    for name in ("full", "window", "prefix", "alibi"):
-        for rows, cols in ((2, 8), (32, 128)):
-            yield f"summary {rows} × {cols}, {name}", partial(summary, name, rows, cols, BF16)
-    yield "summary, float32", partial(summary, "causal", 32, 128, F32)
-    for D in (24, 128, 192):
-        yield f"summary, width {D}", partial(summary, "causal", 32, 16, BF16, D)
+    cells = (1, 1), (2, 8), (32, 128), (512, 4), (64, 512)
+    yield from each("summary", summary, ["causal"], cells, [BF16])
+    yield from each("summary", summary, ("full", "window", "prefix", "alibi"), [(2, 8), (32, 128)], [BF16])
+    yield from each(
+        "summary", summary, ["causal"], [(32, 128, F32), *((32, 16, BF16, D) for D in (24, 128, 192))]
+    )
     yield from checker_cases()
     yield from intervention_cases()
     yield from policy_cases()
