@@ -73,7 +73,7 @@ def test_truncating_removes_what_came_after_a_checkpoint(tmp_path: Path) -> None
     before = {name: (tmp_path / name).read_bytes() for name in (METRICS_FILE, HEADS_FILE)}
     append_run(tmp_path, [20])
     with (tmp_path / METRICS_FILE).open("a") as file:
-        file.write_heads('{"step": 21, "lo')  # a line that a killed run did not finish
+        file.write('{"step": 21, "lo')  # a line that a killed run did not finish
     history.check(tmp_path, lengths)
     history.truncate(tmp_path, lengths)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
