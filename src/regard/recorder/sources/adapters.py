@@ -26,6 +26,7 @@ from regard.attention.inputs import check_inputs
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
+from regard.recorder.sources.structure_of_models.model_parts import look_at
 from regard.support.override import MethodWrappers, Wrapper
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -56,6 +57,15 @@ def layer_ids(
         adapter_of |= dict.fromkeys(matching, adapter)
     ordered = [name for name in names if name in adapter_of]
     return {name: (LayerId(first + i, name), adapter_of[name]) for i, name in enumerate(ordered)}
+
+
+def attention_names(
+    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
+) -> frozenset[str]:
+    """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
+    if adapters is not None:
+        return frozenset(layer_ids(model, adapters))
+    return look_at(model).parts.softmax_attention
 
 
 @contextmanager
