@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import regard
 from regard import causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
 from regard.attention.masks.grid import block_table, one_block
 from tests import strategies
+from tests.sampling import examples
 from tests.strategies import (
     DrawnMask,
     arbitrary_masks,
@@ -28,6 +29,7 @@ def whole(drawn_or_mask, n) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", [*strategies.POSITIONAL, *strategies.ARBITRARY])
+@settings(max_examples=examples(36))
 @given(st.data())
 def test_a_rule_means_what_its_definition_says(family, data):
     n = data.draw(sizes())
@@ -125,6 +127,7 @@ def test_a_block_is_never_called_empty_or_full_falsely(drawn, rows, cols):
 
 
 @pytest.mark.parametrize("family", strategies.POSITIONAL)
+@settings(max_examples=examples(24))
 @given(st.data(), st.integers(1, 5), st.integers(1, 5))
 def test_blocks_of_rules_by_position_are_told_exactly(family, data, rows, cols):
     drawn = data.draw(positional_masks(data.draw(sizes(12)), family))
