@@ -1,7 +1,5 @@
 """The documentation site as the tests see it: how it is built once, and what its pages link to and load."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Captures made of random numbers, for tests of what shows them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

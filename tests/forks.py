@@ -1,7 +1,5 @@
 """Processes that fork from one that has imported PyTorch and Transformers, which takes seconds."""
 
-from __future__ import annotations
-
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 

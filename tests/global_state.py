@@ -4,8 +4,6 @@ Taking it costs some hundred microseconds, so every test is looked at. Random st
 sets its own), nor is what Python only learns: modules that were imported, caches that were filled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

@@ -1,7 +1,5 @@
 """A notebook's cell without a notebook: a widget whose comm is at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any

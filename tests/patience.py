@@ -1,7 +1,5 @@
 """How long tests wait: for as long as it takes on a machine that is busy with everything else."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts one process for each rank of a group, which meet through a file, and reaps them all."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

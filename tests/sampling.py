@@ -3,8 +3,6 @@
 The share is the number in `REGARD_SHARE`, 0 unless it is given; `REGARD_ALL=1` takes every case.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The syntax trees of Regard's own files, parsed once for all tests that read them: it takes seconds."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from functools import cache

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -110,61 +111,85 @@ class DrawnMask:
 
 
 @st.composite
-def positional_masks(draw: Any, n: Sizes) -> DrawnMask:
+def positional_masks(draw: Any, n: Sizes, family: str | None = None) -> DrawnMask:
     """A rule whose answer for a whole block is exact: by position, by padding, or by documents in order."""
     past = n.S - n.T  # query i stands at position i + past
     size, ahead = draw(st.integers(1, n.S + 2)), draw(st.integers(0, n.S))
     lengths = draw(st.lists(st.integers(0, n.S), min_size=n.B, max_size=n.B))
     made = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     real = torch.rand(n.B, n.S, generator=made) < 0.6
-    found = [
-        DrawnMask(regard.full, n, lambda b, h, i, j: True),
-        DrawnMask(regard.causal, n, lambda b, h, i, j: j <= i + past),
-        DrawnMask(regard.causal.top_left, n, lambda b, h, i, j: j <= i),
-        DrawnMask(regard.window(size), n, lambda b, h, i, j: j > i + past - size),
-        DrawnMask(regard.window(size, ahead), n, lambda b, h, i, j: i + past - size < j <= i + past + ahead),
-        DrawnMask(regard.prefix(size - 1), n, lambda b, h, i, j: j < size - 1),
-        DrawnMask(regard.chunks(size), n, lambda b, h, i, j: (i + past) // size == j // size),
-        DrawnMask(regard.padding(lengths), n, lambda b, h, i, j: j < lengths[b]),
-        DrawnMask(regard.padding(real), n, lambda b, h, i, j: bool(real[b, j])),
-    ]
+    found = {
+        "full": DrawnMask(regard.full, n, lambda b, h, i, j: True),
+        "causal": DrawnMask(regard.causal, n, lambda b, h, i, j: j <= i + past),
+        "top left": DrawnMask(regard.causal.top_left, n, lambda b, h, i, j: j <= i),
+        "window": DrawnMask(regard.window(size), n, lambda b, h, i, j: j > i + past - size),
+        "ahead": DrawnMask(
+            regard.window(size, ahead), n, lambda b, h, i, j: i + past - size < j <= i + past + ahead
+        ),
+        "prefix": DrawnMask(regard.prefix(size - 1), n, lambda b, h, i, j: j < size - 1),
+        "chunks": DrawnMask(regard.chunks(size), n, lambda b, h, i, j: (i + past) // size == j // size),
+        "lengths": DrawnMask(regard.padding(lengths), n, lambda b, h, i, j: j < lengths[b]),
+        "marks": DrawnMask(regard.padding(real), n, lambda b, h, i, j: bool(real[b, j])),
+    }
     if n.T <= n.S:  # every query must have a document
         ids = torch.randint(0, 4, (n.B, n.S), generator=made).sort(-1).values
         same = draw(st.booleans())  # one row of ids for all sequences
         ids = ids[0].expand(n.B, n.S) if same else ids
         rule = regard.documents(ids[0] if same else ids)
-        found.append(DrawnMask(rule, n, lambda b, h, i, j: bool(ids[b, i + past] == ids[b, j])))
-    return draw(st.sampled_from(found))
+        found["documents"] = DrawnMask(rule, n, lambda b, h, i, j: bool(ids[b, i + past] == ids[b, j]))
+    return _of_family(draw, found, family)
 
 
 @st.composite
-def arbitrary_masks(draw: Any, n: Sizes) -> DrawnMask:
+def arbitrary_masks(draw: Any, n: Sizes, family: str | None = None) -> DrawnMask:
     """A rule that only its entries can tell: your own, a boolean tensor, or documents in no order."""
     past, step = n.S - n.T, draw(st.integers(1, 3))
     made = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     shape = _broadcastable(draw, n)
     table = torch.rand(shape, generator=made) < 0.6
     wide = table.expand(n.matrix)
-    found = [
-        DrawnMask(
+    found = {
+        "of all indices": DrawnMask(
             regard.rule(lambda b, h, q, k: (b + h + q + k) % (step + 1) != 0),
             n,
             lambda b, h, i, j: (b + h + i + past + j) % (step + 1) != 0,
         ),
-        DrawnMask(
+        "of the head": DrawnMask(
             regard.rule(lambda b, h, q, k: q - k >= h * step),
             n,
             lambda b, h, i, j: i + past - j >= h * step,
         ),
-        DrawnMask(regard.rule(lambda b, h, q, k: b != 1), n, lambda b, h, i, j: b != 1),
-        DrawnMask(regard.tensor_mask(table), n, lambda b, h, i, j: bool(wide[b, h, i, j])),
-    ]
+        "of the batch": DrawnMask(regard.rule(lambda b, h, q, k: b != 1), n, lambda b, h, i, j: b != 1),
+        "table": DrawnMask(regard.tensor_mask(table), n, lambda b, h, i, j: bool(wide[b, h, i, j])),
+    }
     if n.T <= n.S:
         ids = torch.randint(0, 3, (n.B, n.S), generator=made)
-        found.append(
-            DrawnMask(regard.documents(ids), n, lambda b, h, i, j: bool(ids[b, i + past] == ids[b, j]))
+        found["unsorted documents"] = DrawnMask(
+            regard.documents(ids), n, lambda b, h, i, j: bool(ids[b, i + past] == ids[b, j])
         )
-    return draw(st.sampled_from(found))
+    return _of_family(draw, found, family)
+
+
+POSITIONAL = (
+    "full",
+    "causal",
+    "top left",
+    "window",
+    "ahead",
+    "prefix",
+    "chunks",
+    "lengths",
+    "marks",
+    "documents",
+)
+ARBITRARY = ("of all indices", "of the head", "of the batch", "table", "unsorted documents")
+
+
+def _of_family(draw: Any, found: dict[str, DrawnMask], family: str | None) -> DrawnMask:
+    if family is None:
+        return draw(st.sampled_from(list(found.values())))
+    assume(family in found)
+    return found[family]
 
 
 @st.composite

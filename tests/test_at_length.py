@@ -1,7 +1,5 @@
 """What `make test` leaves to `make test-all`: each such test names one that notices the usual breakage."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

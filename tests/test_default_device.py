@@ -3,8 +3,6 @@
 The device is "meta", whose tensors hold no numbers: one that follows it by mistake cannot pass unseen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,15 +1,14 @@
-"""The story of `make demo`: its parts in their order, short, and nothing left behind but out/."""
-
-from __future__ import annotations
+"""The story of `make demo` and the moving picture of the README: their scenes, short and small enough."""
 
 import contextlib
 import io
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from regard.show.data.contents import Contents
-from scripts import demo
+from scripts import demo, tour
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +51,20 @@ def test_it_leaves_only_the_page(story: str, folder: Path) -> None:
         "out/inspect.html",
     ]
     assert (folder / "out" / "inspect.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+IMAGES = Path(tour.ROOT, "docs", "images")
+
+
+@pytest.mark.parametrize("theme", tour.THEMES)
+def test_the_picture_has_every_frame_and_is_small(theme: str) -> None:
+    path = IMAGES / f"tour-{theme}.webp"
+    assert path.stat().st_size <= tour.LIMIT
+    with Image.open(path) as picture:
+        assert picture.n_frames == len(list(tour.scenes()))  # type: ignore[attr-defined]
+        assert picture.size == (tour.WIDTH * tour.DENSITY, (tour.HEIGHT + tour.CAPTION) * tour.DENSITY)
+
+
+def test_the_readme_shows_it_in_both_themes() -> None:
+    readme = Path(tour.ROOT, "README.md").read_text(encoding="utf-8")
+    assert all(f"docs/images/tour-{theme}.webp" in readme for theme in tour.THEMES)

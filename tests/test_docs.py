@@ -1,7 +1,5 @@
 """What the documents say is run: sessions in the Markdown files, docstrings, and the lists of names."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """A test that leaves something behind fails and is named, and a failure says how to repeat the order."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

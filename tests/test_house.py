@@ -1,7 +1,5 @@
 """The house: imports point down and never run in a circle, one name means one thing, and files are nouns."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import importlib

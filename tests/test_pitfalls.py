@@ -1,7 +1,5 @@
 """The pages of the mistakes: the index is up to date, all are complete, and true about the loss."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

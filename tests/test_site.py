@@ -3,8 +3,6 @@
 `tests/browser/test_site.py` opens it in Chromium.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

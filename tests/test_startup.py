@@ -3,8 +3,6 @@
 These tests look at modules, not at clocks; `python -m benchmarks.startup` measures the time.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -12,8 +10,10 @@ import types
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import regard
+from regard.cli import app
 from regard.support.imports import call_after_import
 from tests.patience import HANGING
 
@@ -48,20 +48,6 @@ def test_every_public_name_needs_only_torch_numpy_and_safetensors_and_a_model_no
     assert "torch._dynamo" not in modules  # takes as long as the rest of PyTorch
 
 
-COMMANDS = (
-    "check",
-    "data",
-    "explain-mistake",
-    "generate",
-    "heads",
-    "inspect",
-    "learn",
-    "stages",
-    "survey",
-    "train",
-)
-
-
 def test_help_and_version_import_no_torch() -> None:
     """One process asks for everything: what any of them imported would be there at the end."""
     program = """
@@ -74,7 +60,7 @@ for arguments in ARGUMENTS:
     except SystemExit as end:
         assert end.code in (None, 0, 2), (arguments, end.code)
 """
-    arguments = [[], ["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)]
+    arguments = [[], ["--help"], ["--version"], *([name, "--help"] for name in get_command(app).commands)]
     modules = imported_by(program.replace("ARGUMENTS", repr(arguments)))
     assert "typer" in modules
     assert not modules & (HEAVY | OPTIONAL - {"rich", "typer"})

@@ -1,7 +1,5 @@
 """What teachers get: every lesson is in the syllabus, the archive, the slides and the open questions."""
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

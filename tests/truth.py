@@ -4,10 +4,13 @@ Nothing here uses Regard. A query takes the scores of the keys it may look at, a
 stands in the other keys cannot matter; the sum of exponentials is written out.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+Bins = int | Iterable[Sequence[int]]
 
 
 class Truth(NamedTuple):
@@ -68,6 +71,37 @@ def attention(
         torch.stack(lses).view(B, H, T),
         torch.stack(largest).view(B, H, T),
     )
+
+
+def cells(A: Tensor, rows: Bins, cols: Bins) -> tuple[Tensor, Tensor]:
+    """Mean row mass and signed entry of largest magnitude of every cell of matrices (…, T, S)."""
+    r, c = (_bounds(x, n) for x, n in zip((rows, cols), A.shape[-2:], strict=True))
+    parts = [A[..., first:stop] for first, stop in c]
+    sums, tops = (torch.stack([f(x) for x in parts], -1) for f in (lambda x: x.sum(-1), _largest))
+    mass = torch.stack([sums[..., first:stop, :].mean(-2) for first, stop in r], -2)
+    return mass, torch.stack([_largest(tops[..., first:stop, :].mT) for first, stop in r], -2)
+
+
+def _bounds(bins: Bins, n: int) -> list[tuple[int, int]]:
+    """The spans of some bins; a number is one of equal bins, whose edges are at floor(i · n / bins)."""
+    if isinstance(bins, int):
+        return [(i * n // bins, (i + 1) * n // bins) for i in range(bins)]
+    return [(span[0], span[1]) for span in bins]
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def statistics(A: Tensor, first: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy and mean distance of every row of matrices (…, T, S), and what every key receives.
+
+    The first query stands at position `first`, and the last at the last key if that is left out.
+    """
+    T, S = A.shape[-2:]
+    own = torch.arange(T, device=A.device) + (S - T if first is None else first)
+    back = own[:, None] - torch.arange(S, device=A.device)
+    return torch.special.entr(A).sum(-1), (A * back).sum(-1), A.sum(-2)
 
 
 def gradients(output: Tensor, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:

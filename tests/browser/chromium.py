@@ -4,8 +4,6 @@
 Where one is there already nothing is fetched, so that it works offline.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,6 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def arguments() -> list[str]:
+    """What every test starts it with."""
+    found = ["--disable-gpu", "--disable-dev-shm-usage"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        found.append("--no-sandbox")  # Chromium's own sandbox does not work for root
+    return found
 
 
 def find() -> str | None:

@@ -1,9 +1,6 @@
 """A real Chromium and the page in it, served or from a file. What its console complains of fails a test."""
 
-from __future__ import annotations
-
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,15 +29,10 @@ def browser() -> Iterator[Browser]:
     path = chromium.find()
     if path is None:
         pytest.fail("there is no Chromium: `make chromium` installs one", pytrace=False)
-    # A name that somebody else owns and points at this machine, as in DNS rebinding.
-    rebound = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
-    arguments = ["--disable-gpu", "--disable-dev-shm-usage", rebound]
     # A page stays in its process, which takes half a second to start, wherever it goes.
-    arguments += ["--process-per-site", "--renderer-process-limit=1", "--disable-site-isolation-trials"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        arguments.append("--no-sandbox")  # Chromium's own sandbox does not work for root
+    alone = ["--process-per-site", "--renderer-process-limit=1", "--disable-site-isolation-trials"]
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=arguments)
+        running = playwright.chromium.launch(executable_path=path, args=chromium.arguments() + alone)
         yield running
         running.close()
 

@@ -1,7 +1,5 @@
 """What a page comes to show after a mouse or a key: read until it is there, however busy the machine is."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

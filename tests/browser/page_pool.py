@@ -3,8 +3,6 @@
 A page goes back empty, as a new one is. It is closed instead if something was done to it that stays.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the views save: figures with real text on white paper, and the numbers behind them."""
 
-from __future__ import annotations
-
 import csv
 import re
 from typing import Any

@@ -1,20 +1,21 @@
-"""The gallery: every head with its scores, sorted, filtered, compared, opened; by mouse and by key."""
-
-from __future__ import annotations
+"""The gallery and the survey: every head with its scores, of linear layers as well, by mouse and by key."""
 
 import re
+from typing import cast
 
 import pytest
 import torch
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, Position, expect
 
 import regard
 from regard.heads import describe
 from regard.heads.tables.table import HeadRow
+from regard.maps import LinearAttentionMap
 from regard.recorder import Capture, Layer
-from tests.browser.eventually import eventually
+from tests.browser.eventually import box_of, eventually, expect_weight
 from tests.browser.openers import Opener, Serve
-from tests.captures import captured
+from tests.captures import captured, hybrid, surveyed
+from tests.sampling import share
 
 
 def gallery(seen: Capture, score: str = "induction") -> list[HeadRow]:
@@ -151,3 +152,75 @@ def test_modules_that_are_missing_are_named(page: Page, opened: Opener) -> None:
     expect(page.locator(".grid-head .badge")).to_have_text("Incomplete")
     page.get_by_role("tab", name="Heads").click()
     expect(page.locator(".heads-warning", has_text=sentence).last).to_be_visible()
+
+
+@pytest.fixture(params=share(["served", "saved"], 2))
+def address(request: pytest.FixtureRequest) -> str:
+    seen = captured()
+    if request.param == "saved":
+        save: Opener = request.getfixturevalue("saved")
+        return save(seen, survey=surveyed(seen))
+    serve: Serve = request.getfixturevalue("serve")
+    return serve(seen, contents={"survey": surveyed(seen)}).address
+
+
+def centre(part: Locator, box: Locator) -> Position:
+    """The middle of a part, from the upper left of its box."""
+    inner, outer = box_of(part), box_of(box)
+    return {
+        "x": inner["x"] + inner["width"] / 2 - outer["x"],
+        "y": inner["y"] + inner["height"] / 2 - outer["y"],
+    }
+
+
+def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
+    page.goto(address)  # it opens on the survey
+    expect(page.locator("#tab-survey")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#view-survey .chart-dot")).to_have_count(8)
+    expect(page.locator(".survey-examples li")).to_have_count(1)
+    page.locator("#view-survey").get_by_label("Head", exact=True).select_option("1/2")
+    expect(page.locator(".survey-head h2")).to_have_text("Layer 1, head 2")
+    expect(page.locator(".survey-head .head-sentence")).not_to_be_empty()
+    expect(page.locator(".survey-token.asking")).to_have_count(1)
+    expect(page.locator(".survey-token.attended").first).to_have_attribute(
+        "title", re.compile("% of the query’s attention")
+    )
+    expect(page.locator(".survey-bars")).to_have_count(3)
+    expect(page).to_have_url(re.compile("surveyHead=1%2F2"))
+    # By mouse: another head's dot.
+    page.get_by_label("Horizontal score").select_option("sink")
+    dot = page.locator("#view-survey .chart-dot:not(.own)").first
+    dot.hover()
+    expect(page.locator("#view-survey .chart-tip")).to_contain_text("Layer")
+    page.locator("#view-survey .chart").click(position=centre(dot, page.locator("#view-survey .chart")))
+    expect(page.locator(".survey-head h2")).not_to_have_text("Layer 1, head 2")
+    chosen = page.locator("#view-survey").get_by_label("Head", exact=True).input_value()
+    page.get_by_role("button", name="Open in Map").click()
+    expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
+    layer, head = chosen.split("/")
+    expect(page).to_have_url(re.compile(f"layer={layer}&head={head}"))
+
+
+@pytest.mark.parametrize("layer", share([0, 1, 2], 3))
+def test_the_weights_of_linear_layers_have_signs(page: Page, opened: Opener, layer: int) -> None:
+    seen = hybrid()
+    page.goto(f"{opened(seen)}#layer={layer}&head=3&row=20&col=17")
+    m = cast(LinearAttentionMap, seen.layers[layer].map)
+    expect_weight(page, float(m[0, 3, 20, 17]))
+    expect(page.locator(".map-foot")).to_contain_text("−")  # colours of both signs
+    expect(page.locator(".map-notes")).to_contain_text(m.kind)
+
+
+def test_steps_name_the_layers_that_have_some(page: Page, opened: Opener) -> None:
+    page.goto(f"{opened(hybrid())}#view=steps&layer=0")
+    expect(page.locator("#view-steps .empty")).to_have_text(
+        "Layer 0 has no softmax: its weights come from a recurrence (gated delta rule). "
+        "Choose a layer of softmax attention to see its steps: 3."
+    )
+
+
+def test_heads_of_linear_layers_have_the_scores_that_mean_something(page: Page, opened: Opener) -> None:
+    page.goto(f"{opened(hybrid())}#view=heads")
+    card = page.locator("#view-heads .card").first
+    expect(card).to_contain_text("effective length")
+    expect(card).not_to_contain_text("induction")

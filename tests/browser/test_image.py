@@ -1,7 +1,5 @@
 """Pictures: patches as fields, the heat of any head over them, by mouse, keyboard and touch."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

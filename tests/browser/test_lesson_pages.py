@@ -1,7 +1,5 @@
 """The lessons in Chromium: pictures have legible letters on every screen, and the dot product moves."""
 
-from __future__ import annotations
-
 import base64
 import re
 from pathlib import Path

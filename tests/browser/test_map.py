@@ -1,7 +1,5 @@
 """The Map view in a real browser: by mouse and by keys, from the whole map to one weight, and to files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

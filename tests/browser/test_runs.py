@@ -1,7 +1,5 @@
 """Edited runs: a head or edges are cut, and the page never takes that for the model's own run."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""What cells and shades stand for, on Map and Text: words, sentences, contributions, differences."""
-
-from __future__ import annotations
+"""What cells and shades stand for: words, contributions, and the difference of two heads side by side."""
 
 import functools
 import re
@@ -16,8 +14,9 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.map_view.units import text_units
+from tests import truth
 from tests.browser.eventually import box_of, eventually, expect_weight, open_settings, state
-from tests.browser.openers import Opener
+from tests.browser.openers import Export, Opener
 from tests.captures import captured
 
 PIECES = ["<s>", "The", " light", "house", " is", " lit", ".", " It", " is", " warm", "!", " We", " see"]
@@ -37,10 +36,10 @@ def read(*cut: tuple[int, int]) -> Capture:
         return regard.capture(model, text=TEXT, contributions=True, predictions=True)
 
 
-def pooled(m: torch.Tensor, edges: list[int]) -> torch.Tensor:
-    """Summed over keys and averaged over queries, by words."""
-    bounds = list(pairwise(edges))
-    return torch.stack([torch.stack([m[a:b, c:d].sum() / (b - a) for c, d in bounds]) for a, b in bounds])
+def by_words(m: regard.AttentionMap) -> torch.Tensor:
+    """The map of a head, summed over the keys and averaged over the queries of words."""
+    words = list(pairwise(text_units(TOKENS)["words"]))
+    return truth.cells(m.to_dense()[0], words, words)[0]
 
 
 def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None:
@@ -49,7 +48,7 @@ def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
     open_settings(page)
     page.get_by_role("radio", name="words").check()
-    words = pooled(seen[1, 2].to_dense()[0], text_units(TOKENS)["words"])
+    words = by_words(seen[1, 2])
     expect(page.locator(".map-foot")).to_contain_text("One cell from word to word is attention mass")
     expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
     row, col = (int(page.locator(".map-notes .facts dd").nth(n).inner_text().split()[0]) for n in (0, 1))
@@ -58,8 +57,7 @@ def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None
     # The pointer says both words and their share.
     box = box_of(page.locator(CANVAS))
     page.mouse.move(box["x"] + 150, box["y"] + 0.8 * box["height"])
-    if page.locator(".tip").is_visible():
-        expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
+    expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
 
 
 def test_words_are_the_units_of_the_text(page: Page, opened: Opener) -> None:
@@ -70,7 +68,7 @@ def test_words_are_the_units_of_the_text(page: Page, opened: Opener) -> None:
     unit = next(n for n, edge in enumerate(edges) if edge > 26)
     page.click(f"#tok-{unit}")
     expect(page.locator(".text-notes h3").first).to_have_text(f"Word {unit}, pinned")
-    words = pooled(seen[0, 1].to_dense()[0], edges)[unit]
+    words = by_words(seen[0, 1])[unit]
     best = page.locator(".text-notes .ranked button").first
     expect(best.locator(".place")).to_have_text(str(int(words.argmax())))
     highest = float(words.max())
@@ -138,3 +136,76 @@ def test_where_a_logit_comes_from(page: Page, opened: Opener) -> None:
 def test_a_file_says_that_it_holds_the_contributions_after_one_token(page: Page, saved: Any) -> None:
     page.goto(saved(read()) + "#view=text&shade=logit")
     expect(page.locator("#view-text .attribution")).to_contain_text("after this token only")
+
+
+NUMBERS = re.compile(
+    r"^“·t(\d+)” → “·t(\d+)”: A <?([\d.]+)%, B <?([\d.]+)%, difference ([+−]?<?[\d.]+) points$"
+)
+
+
+def points(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+def test_two_captures_have_their_names_and_move_together(page: Page, opened: Opener, export: Export) -> None:
+    seen = [captured(60, model="model-a"), captured(60, model="model-b", seed=3)]
+    page.goto(opened(seen) + "#view=compare&layer=1&head=2")
+    expect(page.locator("#text-choice")).to_contain_text("Capture")
+    expect(page.locator("#text option").nth(1)).to_contain_text("model-b")
+    expect(page.locator("#model")).to_have_text("model-a")
+    expect(page.locator(".compare-model")).to_have_text(["model-a", "model-b"])
+    expect(page.locator(".compare-side .head-sentence").nth(1)).to_contain_text("attention")
+    expect(page.locator(".compare-pane .ramp").nth(1)).to_contain_text("%")
+    # The titles of all three stand at one height, and so do the maps.
+    for part in (".compare-side h3", ".compare-stage"):
+        tops = [box_of(one)["y"] for one in page.locator(part).all()]
+        assert len(tops) == 3
+        assert max(tops) - min(tops) <= 3
+    # Colours end at the same number in A and B.
+    ends = page.locator(".compare-pane .ramp span:last-child").all_inner_texts()
+    assert ends[0] == ends[1]
+    # What is pointed at in one map is pointed at in all, and zooming one zooms all.
+    canvas = page.locator(".compare-stage canvas")
+    said = page.locator(".compare-said")
+    canvas.nth(0).hover(position={"x": 200, "y": 250})
+    page.mouse.wheel(0, -700)
+    expect(page).to_have_url(re.compile("zoom="))
+    sentences = []
+    for n in range(3):
+        canvas.nth(n).hover(position={"x": 160, "y": 260})
+        expect(said).to_have_text(NUMBERS)
+        sentences.append(said.inner_text())
+    assert len(set(sentences)) == 1
+    found = NUMBERS.match(sentences[0])
+    assert found is not None
+    a, b, difference = (points(found[n]) for n in (3, 4, 5))
+    assert difference == pytest.approx(a - b, abs=1.1)
+    # Those are weights of the two captures.
+    for one, weight in zip(seen, (a, b), strict=True):
+        dense = one[1, 2].to_dense()[0]
+        assert (100 * dense - weight).abs().min() < 0.51
+    # A cell that is chosen in one is marked, and stays in the address.
+    canvas.nth(1).click(position={"x": 160, "y": 260})
+    expect(page).to_have_url(re.compile("row=.*col="))
+    text = export("compare", "SVG").read_text("utf-8")
+    assert "A: model-a: layer 1, head 2" in text
+    assert "B: model-b: layer 1, head 2" in text
+    page.locator("#text").select_option("1")
+    expect(page.locator("#model")).to_have_text("model-b")
+
+
+def test_any_two_heads_are_chosen_and_only_equal_shapes_are_subtracted(page: Page, saved: Opener) -> None:
+    page.goto(saved([captured(60), captured(40, seed=5)]) + "#view=compare&pair=0/0/1,0/1/2")
+    expect(page.locator("#text-choice")).to_contain_text("Text")
+    expect(page.locator(".compare-title h3").nth(1)).to_have_text(re.compile("^Layer 1, head 2"))
+    expect(page.locator(".compare-row").first.locator(".score-bar .null")).to_have_count(2)
+    expect(page.locator(".compare-stage")).to_have_count(3)
+    page.get_by_label("Head B").select_option("3")
+    expect(page).to_have_url(re.compile("pair=0%2F0%2F1%2C0%2F1%2F3"))
+    page.get_by_role("button", name="Swap A and B").click()
+    expect(page.locator(".compare-title h3").first).to_have_text(re.compile("^Layer 1, head 3"))
+    page.get_by_label("Text B").select_option("1")
+    expect(page.locator(".compare-pane").nth(2)).to_contain_text("A has 60 × 60 cells and B 40 × 40")
+    expect(page.locator(".compare-stage").nth(2)).to_be_hidden()
+    page.locator(".compare-pane").nth(0).get_by_role("button", name="Open in the Map").click()
+    expect(page.locator("#map-title")).to_contain_text("Layer 1, head 3")

@@ -1,7 +1,5 @@
 """The documentation site in Chromium, from disk: what it asks for, what it shows, on a phone as well."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

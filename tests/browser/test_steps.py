@@ -1,7 +1,5 @@
 """The steps view: every number of a row as the library has it, of a model and of the small example."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

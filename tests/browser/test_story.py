@@ -1,21 +1,26 @@
-"""The page's first view: one line that says what a head looked up, a switch that turns it off, links."""
-
-from __future__ import annotations
+"""The page with the included model: the story it opens on, and texts, cuts and generation in a saved page."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
+import regard
 from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.model import Model
 from regard.gpt import GPT
 from regard.show.data.contents import Contents
 from regard.show.data.lookup import record_lookup
+from regard.show.saved.bundle import write
 from regard.show.saved.kept_heads import keep_telling_heads
 from regard.show.saved.pack import estimate_size
-from tests.browser.eventually import box_of, expect_weight
+from regard.show.saved.rounded_model import round_model
+from tests.browser.eventually import box_of, expect_weight, link
 from tests.browser.openers import Opener
+from tests.browser.page_pool import PooledPage
 from tests.captures import captured
 
 TEXT = "Mary Quill met Tom Vexley. Then Tom Vexley saw Mary Quill"
@@ -80,3 +85,137 @@ def test_a_page_that_would_be_too_large_keeps_the_heads_that_tell_most(page: Pag
     layer, head = kept[-1]
     page.goto(saved(smaller) + f"#layer={layer}&head={head}&row=40&col=7")
     expect_weight(page, float(contents.texts[0][layer, head][0, 40, 7]), 1e-2)
+
+
+TYPED = "The sea was calm, and the sea was deep. 海 The sea was"
+
+
+@pytest.fixture(scope="module")
+def exact() -> GPT:
+    return GPT.from_pretrained("default")
+
+
+@pytest.fixture(scope="module")
+def model(exact: GPT) -> GPT:
+    """The model of the page, whose weights are rounded."""
+    return round_model(exact).model
+
+
+@pytest.fixture(scope="module")
+def file(exact: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("live") / "page.html"
+    seen = Model.of(exact, "A model").read("One two three. One two")
+    return write(seen, path, model=exact)
+
+
+@pytest.fixture(scope="module")
+def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
+    """One page that has read a text, with the network off; what it asks for or complains of fails."""
+    pooled = PooledPage(browser, {"viewport": {"width": 1280, "height": 800}, "offline": True})
+    page = pooled.page
+    page.goto(f"{file.as_uri()}#view=text&text={quote(TYPED)}")  # a link with a text has the model read it
+    expect(page.locator("#text option:checked")).to_have_text(re.compile(TYPED[:12]))
+    yield page
+    pooled.close()
+    assert pooled.problems == []
+    assert [url for url in pooled.requested if not url.startswith(("file:", "blob:", "data:"))] == []
+
+
+def show(page: Page, state: str) -> None:
+    """Go to a view of the text that was read in the page."""
+    page.goto(f"{link(page).partition('#')[0]}#text=1&{state}")
+
+
+def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page: Page, model: GPT) -> None:
+    seen = regard.capture(model, text=TYPED, predictions=True)
+    assert seen.tokens is not None
+    assert seen.predictions is not None
+    last = len(seen.tokens[0]) - 1
+    show(shared_page, f"view=text&row={last}")
+    expect(shared_page.locator("#view-text .tok")).to_have_count(last + 1)
+    likeliest = seen.predictions.word(int(seen.predictions.likeliest[0, -1, 0])).strip()
+    expect(shared_page.locator("#view-text")).to_contain_text(likeliest)
+
+
+def test_the_lookup_is_turned_off_beside_random_heads(shared_page: Page) -> None:
+    show(shared_page, "view=text")
+    expect(shared_page.locator(".story-line")).to_contain_text("the model expects")
+    shared_page.get_by_role("switch", name="turn the lookup off").click()
+    bars = shared_page.locator(".story-bars li")
+    expect(bars.nth(2)).to_have_text(re.compile(r"^without .*random head.*%, .*%$"))
+    expect(bars.nth(1)).to_have_text(re.compile(r"^without head.*%$|hardly any"))
+
+
+def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
+    show(shared_page, "view=map")
+    expect(shared_page.locator("#view-map")).to_contain_text("rows compared, in this page")
+    expect(shared_page.locator("#view-map")).not_to_contain_text("This file stores rounded queries")
+    expect(shared_page.locator("#view-map")).to_contain_text(
+        "The model in this file has rounded weights: the loss is "
+    )
+    show(shared_page, "view=heads")
+    expect(shared_page.locator("#view-heads")).to_contain_text("induction")
+    show(shared_page, "view=steps&row=5")
+    expect(shared_page.locator("#view-steps")).to_contain_text("sum to 1.0000")
+
+
+def test_few_controls_are_in_sight_and_settings_have_the_others(shared_page: Page) -> None:
+    shared_page.set_viewport_size({"width": 1440, "height": 900})
+    inside = {"text": ".bar-of-choices", "map": ".map-main"}
+    for view, most in (("text", 5), ("map", 4)):
+        show(shared_page, f"view={view}")
+        controls = shared_page.locator(
+            f"#view-{view} {inside[view]} :is(select, input, button, summary)"
+        ).locator("visible=true")
+        expect(shared_page.locator(f"#view-{view}").get_by_text("Export", exact=True)).to_be_visible()
+        before = controls.count()
+        assert 2 < before <= most, controls.all_text_contents()
+        shared_page.locator(f"#view-{view}").get_by_role("button", name="Settings").click()
+        expect(shared_page.locator(f"#view-{view}").get_by_role("radio").first).to_be_visible()
+        assert controls.count() > before
+        shared_page.locator(f"#view-{view}").get_by_role("button", name="Settings").click()
+
+
+def test_five_things_are_shown_one_after_another(shared_page: Page) -> None:
+    show(shared_page, "view=map")
+    shared_page.locator("#glossary").click()
+    expect(shared_page.locator(".glossary-body h3").first).to_have_text("Start here")
+    shared_page.get_by_role("button", name="Show me five things").click()
+    line = shared_page.locator(".walk")
+    for n, view in enumerate(("text", "map", "heads", "steps", "compare"), 1):
+        expect(line).to_contain_text(f"{n} of 5. ")
+        expect(shared_page.locator(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
+        shared_page.get_by_role("button", name="Done" if n == 5 else "Next", exact=True).click()
+    expect(line).to_have_count(0)
+
+
+def test_nothing_scrolls_sideways_at_a_zoom_of_200_percent(shared_page: Page) -> None:
+    for width, height in ((720, 450), (683, 384), (640, 400)):
+        shared_page.set_viewport_size({"width": width, "height": height})
+        for view in ("text", "map", "heads", "compare", "steps"):
+            show(shared_page, f"view={view}")
+            expect(shared_page.locator(f"#view-{view}")).to_be_visible()
+            assert shared_page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+    shared_page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_a_head_is_cut_and_the_run_is_undone(shared_page: Page) -> None:
+    show(shared_page, "view=map")
+    shared_page.get_by_role("switch", name="Cut head").locator("visible=true").first.click()
+    expect(shared_page.locator("#text option:checked")).to_contain_text("Edited run")
+    # The cut is shown as soon as it has run; what random heads change stands beside it a moment later.
+    expect(shared_page.locator(".run-random")).to_have_text(re.compile(r"^a random head: [+−]?\d"))
+    shared_page.get_by_role("button", name="Undo").first.click()
+    expect(shared_page.locator("#text option:checked")).to_have_text(re.compile(TYPED[:12]))
+
+
+def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT) -> None:
+    show(shared_page, "view=write")
+    shared_page.get_by_label("Prompt").fill("The sea was")
+    shared_page.get_by_label("Number of tokens to generate").fill("5")
+    shared_page.get_by_label("Temperature").fill("0")
+    shared_page.get_by_role("button", name="Generate").click()
+    done = "5 tokens generated, each with the cache and without it."
+    expect(shared_page.get_by_text(done)).to_be_visible()
+    expected = model.generate("The sea was", max_new_tokens=5).removeprefix("The sea was")
+    expect(shared_page.locator(".written")).to_have_text(re.compile(re.escape(expected) + "$"))

@@ -1,6 +1,4 @@
-"""The widget in a browser: its module shows the page in a frame, and everything goes through its model."""
-
-from __future__ import annotations
+"""The page in notebooks: the widget in step with its model, and the page in a sandboxed frame of a cell."""
 
 import base64
 from collections.abc import Callable
@@ -9,6 +7,7 @@ from typing import Any
 
 from playwright.sync_api import FrameLocator, Page, expect
 
+from regard.show.viewer import InlinePage
 from regard.show.widget import widget
 from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured
@@ -102,3 +101,27 @@ def test_a_widget_is_as_dark_as_its_notebook(page: Page) -> None:
     page.evaluate("() => (document.body.style.background = 'white')")
     notebook.wait_for(lambda: page.frames[-1].evaluate(ground) == light)
     notebook.cell.widget.close()
+
+
+def test_the_page_draws_inside_of_a_notebook(page: Page, tmp_path: Path) -> None:
+    seen = captured(16, tokens=HOSTILE * 2)
+    output = InlinePage(seen)._repr_mimebundle_()["text/html"]
+    text = f"<!doctype html><title>notebook</title><p id=outside>notebook</p>{output}"
+    (tmp_path / "notebook.html").write_text(text, encoding="utf-8", errors="replace")
+    page.goto((tmp_path / "notebook.html").as_uri())
+    frame = page.frame_locator("iframe")
+    expect(frame.locator("#model")).to_have_text("random")
+    canvas = frame.locator(".map-stage canvas")
+    expect(canvas).to_be_visible()
+    canvas.click()
+    expect(frame.locator("#weight")).not_to_have_text("–")
+    assert len(page.workers) == 1  # in a sandbox, too
+    for tab in frame.get_by_role("tab").all():
+        tab.click()
+        page.wait_for_timeout(100)
+    inside = page.frames[-1]
+    assert (
+        inside.evaluate("() => { try { return parent.document.title; } catch { return 'refused'; } }")
+        == "refused"
+    )
+    assert page.title() == "notebook"

@@ -1,7 +1,5 @@
 """A saved page computes in a worker, so that the page never waits; without one it computes by itself."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

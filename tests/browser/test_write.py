@@ -1,7 +1,5 @@
 """The Write view: a real model writes and is measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

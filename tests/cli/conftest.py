@@ -1,7 +1,5 @@
 """A tiny model on disk, and commands that run in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,3 +43,9 @@ def runner(command: str) -> Callable[..., str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an untrained model of 2 layers with 4 heads."""
     return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model whose heads are unlike each other."""
+    return save_model(tmp_path_factory.mktemp("model"), noise=0.3)

@@ -1,10 +1,11 @@
-"""The command `regard`: help, version, the stages, and errors in one line."""
-
-from __future__ import annotations
+"""The command `regard`: help, version, the stages, errors in one line, and signals."""
 
 import inspect
+import os
+import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app, main
+from regard.cli import app, data, main
 from regard.cli.parts import welcome
 from regard.cli.parts.command_table import TABLE
+from regard.cli.parts.signals import unwind_on_signals
+from regard.support.files import atomic_write
 
 run = CliRunner().invoke
 NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value
@@ -118,3 +121,48 @@ def test_the_real_command(tmp_path: Path) -> None:
     done = subprocess.run([script, "stages", "--save", "a.gif"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "regard: save: expected a file that ends with .png, .svg or .pdf, got a.gif\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_was_being_written_is_removed(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(name: str) -> None:
+        with atomic_write(tmp_path / "page.html") as file:
+            file.write_text("half of a page")
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                os.kill(os.getpid(), number)  # `timeout` sends it twice
+
+    monkeypatch.setattr(data, "fetch", fetch)
+    monkeypatch.setattr(sys, "argv", ["regard", "data", "smollm2"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    with unwind_on_signals():
+        with pytest.raises(SystemExit, match="143"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert raised == []
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert raised == [signal.SIGTERM]
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    """`nohup` ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with unwind_on_signals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGHUP, before)

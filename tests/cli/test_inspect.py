@@ -1,19 +1,13 @@
 """`regard inspect`: a page in a file or served, of a model or of captures, and what it says of mistakes."""
 
-from __future__ import annotations
-
-import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,6 +22,7 @@ from regard.show.server.limits import StoppedError
 from tests.captures import captured
 from tests.patience import HANGING
 from tests.sampling import share
+from tests.show.server.client import ask
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 run = CliRunner().invoke
@@ -107,47 +102,37 @@ def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.communicate()
 
 
-def ask(address: str, path: str, body: dict[str, Any] | None = None) -> list[Any]:
-    """The lines of JSON of an answer, also of one that refuses."""
-    data = None if body is None else json.dumps(body).encode()
-    origin, _, token = address.partition("?token=")
-    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
-    request = urllib.request.Request(origin + path, data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=HANGING) as answer:
-            said = answer.read()
-    except urllib.error.HTTPError as refusal:
-        said = refusal.read()
-    return [json.loads(line) for line in said.splitlines()]
-
-
 def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
     alike = [f"{TEXT}, the cat", f"{TEXT}, the mat"]  # texts that begin alike are all shown
     with served("--model", folder, "--text", alike[0], "--text", alike[1]) as (address, process):
         assert address.startswith("http://127.0.0.1:")
-        meta = ask(address, "api/meta")[0]
+        meta = ask(address, "/api/meta").lines[0]
         assert meta["model"] == "tiny"
         assert meta["can"] == {key: True for key in ("capture", "generate", "cut", "values", "retained")}
         assert ["".join(text["tokens"]) for text in meta["texts"]] == alike
-        lines = ask(address, "api/capture", {"text": "the hat sat"})
+        lines = ask(address, "/api/capture", body={"text": "the hat sat"}).lines
         assert lines[0] == {"progress": {"doing": "reading", "done": 0, "of": 2}}
         assert lines[-1] == {"text": 2}
-        long = ask(address, "api/capture", {"text": "the cat " * 20})
+        long = ask(address, "/api/capture", body={"text": "the cat " * 20}).lines
         assert long[-1] == {"too_long": {"tokens": 160, "most": 64}}
         shortened = {"text": "the cat " * 20, "first": 64}
-        assert ask(address, "api/capture", shortened)[-1] == {"text": 3}
-        assert len(ask(address, "api/meta")[0]["texts"][3]["tokens"]) == 64
-        start, *steps, end = ask(address, "api/generate", {"text": "the", "tokens": 3})
+        assert ask(address, "/api/capture", body=shortened).lines[-1] == {"text": 3}
+        assert len(ask(address, "/api/meta").lines[0]["texts"][3]["tokens"]) == 64
+        start, *steps, end = ask(address, "/api/generate", body={"text": "the", "tokens": 3}).lines
         assert "".join(start["start"]["tokens"]) == "the"
         assert len(steps) == 3
         assert steps[1]["step"]["computed"] == {"cached": 1, "recomputed": 4}
         assert end["end"]["text"] == "".join(step["step"]["token"] for step in steps)
         ids = [step["step"]["token_id"] for step in steps]
-        assert ask(address, "api/capture", {"text": "the", "continuation": ids})[-1] == {"text": 4}
-        generated = ask(address, "api/meta")[0]["texts"][4]
+        assert ask(address, "/api/capture", body={"text": "the", "continuation": ids}).lines[-1] == {
+            "text": 4
+        }
+        generated = ask(address, "/api/meta").lines[0]["texts"][4]
         assert "".join(generated["tokens"]) == "the" + end["end"]["text"]
         assert (generated["boundary"], generated["layers"][0]["evidence"]["certified"]) == (3, True)
-        refusal = ask(address, "api/capture", {"text": "the", "continuation": [10_000]})[-1]["error"]
+        refusal = ask(address, "/api/capture", body={"text": "the", "continuation": [10_000]}).lines[-1][
+            "error"
+        ]
         assert refusal.startswith("continuation: expected ids from 0 to")
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=HANGING)
@@ -161,7 +146,7 @@ def test_a_signal_ends_it_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with served("--model", folder, "--text", TEXT) as (address, process):
-        assert ask(address, "api/meta")[0]["model"] == "tiny"
+        assert ask(address, "/api/meta").lines[0]["model"] == "tiny"
         process.send_signal(number)
         process.send_signal(number)  # `timeout` sends it twice
         _, stderr = process.communicate(timeout=HANGING)

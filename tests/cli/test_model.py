@@ -1,7 +1,5 @@
 """Models that the commands open: what they predict, what is cut, and a config that is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small models of every architecture, with weights large enough that a misplaced one changes the output."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

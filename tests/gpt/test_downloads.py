@@ -1,7 +1,5 @@
 """Fetching: the right bytes or an error, nothing half done, and the real thing where an index is in reach."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

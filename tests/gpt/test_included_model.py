@@ -1,7 +1,5 @@
 """The model in the package: the figures of its card, measured again on its weights."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading: errors name what is missing, surplus, of another shape or unsafe."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tiny Llama on disk as Transformers writes one: its config, and its weights in one file or in two."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -20,19 +18,26 @@ LLAMA = {
     "intermediate_size": 12,
     "tie_word_embeddings": True,
 }
-SHAPES = {
-    "model.embed_tokens.weight": (11, 8),
-    "model.norm.weight": (8,),
-    "model.layers.0.input_layernorm.weight": (8,),
-    "model.layers.0.post_attention_layernorm.weight": (8,),
-    "model.layers.0.self_attn.q_proj.weight": (8, 8),
-    "model.layers.0.self_attn.k_proj.weight": (4, 8),
-    "model.layers.0.self_attn.v_proj.weight": (4, 8),
-    "model.layers.0.self_attn.o_proj.weight": (8, 8),
-    "model.layers.0.mlp.gate_proj.weight": (12, 8),
-    "model.layers.0.mlp.up_proj.weight": (12, 8),
-    "model.layers.0.mlp.down_proj.weight": (8, 12),
-}
+
+
+def llama_shapes(layers: int, width: int, kv: int, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors, by the names that Transformers has for them."""
+    of_layer = {
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (kv, width),
+        "self_attn.v_proj": (kv, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (hidden, width),
+        "mlp.up_proj": (hidden, width),
+        "mlp.down_proj": (width, hidden),
+    }
+    found = {f"model.layers.{i}.{name}.weight": x for i in range(layers) for name, x in of_layer.items()}
+    return {"model.embed_tokens.weight": (vocab, width), "model.norm.weight": (width,)} | found
+
+
+SHAPES = llama_shapes(1, 8, 4, 12, 11)
 INDEX = "model.safetensors.index.json"
 
 

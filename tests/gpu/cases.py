@@ -4,8 +4,10 @@ Errors are judged against float64 and as a ratio to what PyTorch's own kernel er
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -24,62 +26,83 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.grid import Grid
 from regard.attention.masks.interval import Interval
 from regard.attention.masks.rule_mask import Rule
-from regard.attention.steps import trace
+from regard.attention.steps import Steps, trace
 from regard.maps import Spans
-from regard.maps.lazy_matrix import LazyMatrix
 from regard.maps.tile_passes.kept_overview import cell_size
 from regard.recorder.certificates import row_products
 from tests.gpu.checker_cases import checker_cases
 from tests.gpu.head_cases import head_cases
 from tests.gpu.intervention_cases import intervention_cases
 from tests.gpu.policy_cases import policy_cases
+from tests.truth import Bins
+from tests.truth import cells as true_cells
+from tests.truth import statistics as true_statistics
 
-T, S = 300, 335
+DEVICE = "cuda"  # the interpreted kernels run the same checks on a CPU, with smaller numbers than these
+H, G, T, S = 4, 2, 300, 335  # query heads and key/value heads, queries and keys
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NEAR = 2.0  # times PyTorch's own error
 
 
-def masks() -> dict[str, Mask]:
-    ids = torch.arange(S).div(50, rounding_mode="floor").expand(2, S) + torch.tensor([[0], [7]])
-    table = torch.rand(2, 4, T, S, generator=torch.Generator().manual_seed(1)) < 0.3
+def masks(
+    window: int = 70,
+    behind: int = 40,
+    ahead: int = 90,
+    prefix: int = 100,
+    document: int = 50,
+    last: int = 200,
+) -> dict[str, Mask]:
+    ids = torch.arange(S).div(document, rounding_mode="floor").expand(2, S) + torch.tensor([[0], [7]])
+    table = torch.rand(2, H, T, S, generator=torch.Generator().manual_seed(1)) < 0.3
     return {
         "full": full,
         "causal": regard.causal,
         "top left": regard.causal.top_left,
-        "window": regard.causal & regard.window(70),
+        "window": regard.causal & regard.window(window),
         "narrow": regard.causal & regard.window(3),
-        "both sides": regard.window(40, ahead=90),
-        "prefix": regard.causal | regard.prefix(100),
+        "both sides": regard.window(behind, ahead=ahead),
+        "prefix": regard.causal | regard.prefix(prefix),
         "documents": regard.causal & regard.documents(ids),
-        "padding": regard.padding([0, 200]),
-        "chunks": regard.chunks(64),
+        "padding": regard.padding([0, last]),
+        "chunks": regard.chunks(document + 14),
         "heads differ": regard.rule(lambda b, h, q, k: (q + k + b) % (h + 2) == 0),
         "table": regard.tensor_mask(table),
-        "alibi": regard.causal & regard.alibi(4),
+        "alibi": regard.causal & regard.alibi(H),
     }
 
 
-def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+Case = tuple[str, Callable[[], None]]
+
+
+def each(title: str, check: Callable[..., None], *choices: Any, **options: Any) -> Iterator[Case]:
+    """A check with every combination of arguments; a tuple of them is one choice."""
+    named = [x.items() if isinstance(x, dict) else [(str(value), value) for value in x] for x in choices]
+    for combination in product(*named):
+        arguments = [part for _, x in combination for part in (x if isinstance(x, tuple) else (x,))]
+        yield ", ".join((title, *(name for name, _ in combination))), partial(check, *arguments, **options)
+
+
+def cases() -> Iterator[Case]:
     """Every check with its name."""
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"attention, {name}, {dtype}", partial(attention, mask, dtype)
-        yield f"the GPU is the default device, {name}", partial(default_device, mask)
-    for name, mask in masks().items():
-        yield f"attention, {name}, width 128", partial(attention, mask, BF16, 128, 128)
-    yield "attention, float16", partial(attention, regard.causal, F16)
-    for D, E in ((8, 8), (40, 24), (64, 128), (80, 80), (128, 128), (192, 128), (256, 256)):
-        for dtype in (BF16, F32):
-            yield f"widths {D} and {E}, {dtype}", partial(attention, regard.causal, dtype, D, E)
-    for mask in ("full", "both sides", "prefix"):
-        for options in ({"softcap": 20.0}, {"sinks": True}, {"scale": -0.2}, {"scale": 0.0}):
-            yield f"{mask}, {options}", partial(attention, masks()[mask], BF16, options=options)
-    for name in ("causal", "window", "narrow", "both sides"):
-        for dtype in (BF16, F16):
-            yield (
-                f"PyTorch's flash kernel, {name}, {dtype}",
-                partial(attention, masks()[name], dtype, run=fused_attention.run),
-            )
+    every = masks()
+
+    def some(*names: str) -> dict[str, Mask]:
+        return {name: every[name] for name in names}
+
+    dtypes, widths, causal = (BF16, F32), (8, 24, 40, 80, 128, 192, 256), some("causal")
+    with_options = some("full", "both sides", "prefix")
+    bands = some("full", "causal", "top left", "window", "narrow", "both sides", "alibi")
+
+    yield from each("attention", attention, every, dtypes)
+    yield from each("the GPU is the default device", default_device, every)
+    yield from each("attention, width 128", attention, every, [(BF16, 128, 128)])
+    yield from each("attention", attention, causal, [F16])
+    pairs = (8, 8), (40, 24), (64, 128), (80, 80), (128, 128), (192, 128), (256, 256)
+    yield from each("widths", attention, causal, dtypes, pairs)
+    options = {"softcap": 20.0}, {"sinks": True}, {"scale": -0.2}, {"scale": 0.0}
+    yield from each("attention", attention, with_options, [(BF16, 64, 64)], options)
+    flash = some("causal", "window", "narrow", "both sides")
+    yield from each("PyTorch's flash kernel", attention, flash, (BF16, F16), run=fused_attention.run)
     yield "PyTorch's flash kernel on short bands, through attend", short_bands
     yield "a cache whose length has settled goes over to cuDNN", settled_cache
     yield "a function is asked once", pure_functions
@@ -88,93 +111,47 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "attention under a mask is one operator of a compiled graph", compiled_masks
     yield "two runs give the same bits", same_bits
     yield "more than 2³¹ numbers", far_offsets
-    for name in ("full", "causal", "window", "prefix", "padding", "heads differ", "alibi"):
-        for rows, cols in ((1, 1), (75, 67), (7, 100), (300, 335)):
-            yield f"pool {rows} × {cols}, {name}", partial(pool, masks()[name], rows, cols)
-    for rows, cols in ((1, 2), (8, 8), (64, 16), (512, 1024), (1000, 3)):
-        for mask in ("causal", "window"):
-            yield f"pool 1024, {rows} × {cols}, {mask}", partial(pool, masks()[mask], rows, cols, 1024)
-    for name in ("full", "causal", "top left", "window", "narrow", "both sides", "alibi"):
-        yield f"forward with cells, {name}", partial(forward_with_cells, masks()[name], BF16)
-    for D, E, dtype in ((128, 128, BF16), (128, 64, F16), (80, 40, BF16), (64, 64, F32), (256, 256, BF16)):
-        yield (
-            f"forward with cells, {D} and {E}, {dtype}",
-            partial(forward_with_cells, regard.causal, dtype, D, E),
-        )
-    yield (
-        "forward with cells, softcap and sinks",
-        partial(forward_with_cells, regard.causal, BF16, options=True),
-    )
-    for length in (16_384, 20_001, 33_000):
-        yield f"forward with cells, {length} tokens", partial(long_cells, length)
+    pooled = some("full", "causal", "window", "prefix", "padding", "heads differ", "alibi")
+    yield from each("pool", pool, pooled, [(1, 1), (75, 67), (7, 100), (300, 335)])
+    bins = (1, 2, 1024), (8, 8, 1024), (64, 16, 1024), (512, 1024, 1024), (1000, 3, 1024)
+    yield from each("pool", pool, some("causal", "window"), bins)
+    yield from each("forward with cells", forward_with_cells, bands, [BF16])
+    wide = (BF16, 128, 128), (F16, 128, 64), (BF16, 80, 40), (F32, 64, 64), (BF16, 256, 256)
+    yield from each("forward with cells", forward_with_cells, causal, wide)
+    yield from each("forward with cells, options", forward_with_cells, causal, [BF16], options=True)
+    yield from each("forward with cells, tokens", long_cells, (16_384, 20_001, 33_000))
     yield "a capture keeps overviews from the forward pass", captured_overviews
     yield "a long text is certified if it is right, captured by blocks of keys", certified_by_blocks
-    yield "pool, float32", partial(pool, regard.causal, 8, 8, 1024, F32)
+    yield from each("pool", pool, causal, [(8, 8, 1024, F32)])
     yield "pool, rows of a long overview sum to 1", long_pool
-    for name in masks():
-        for gain in ("none", "above 0", "signed"):
-            yield f"pool over spans, gain {gain}, {name}", partial(span_pool, masks()[name], gain)
-    yield "pool over spans, float32", partial(span_pool, regard.causal, "signed", F32)
+    yield from each("pool over spans, gain", span_pool, every, ("none", "above 0", "signed"))
+    yield from each("pool over spans", span_pool, causal, [("signed", F32)])
     yield "pool over spans, one long beside many short, the same bits twice", long_span_pool
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"column sums, {name}, {dtype}", partial(weighted_received, mask, dtype)
-    for D in (8, 24, 40, 80, 128, 192, 256):
-        for dtype in (BF16, F32):
-            yield f"column sums, width {D}, {dtype}", partial(weighted_received, regard.causal, dtype, D)
-    for name in ("full", "both sides", "prefix"):
-        yield (
-            f"column sums, softcap and sinks, {name}",
-            partial(weighted_received, masks()[name], BF16, options=True),
-        )
+    for title, check in (
+        ("column sums", weighted_received),
+        ("mass, topk and diagonal", row_reductions),
+        ("statistics", statistics),
+    ):
+        yield from each(title, check, every, dtypes)
+        yield from each(f"{title}, width", check, causal, dtypes, widths)
+        yield from each(f"{title}, softcap and sinks", check, with_options, [BF16], options=True)
+    lengths = (1, 63, 64, 65, 127, 128, 129, 257)
+    yield from each("mass, topk and diagonal, tokens", row_reductions, causal, [BF16], [128], lengths)
     yield "column sums, long, the same bits twice", long_received
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"mass, topk and diagonal, {name}, {dtype}", partial(row_reductions, mask, dtype)
-    for D in (8, 24, 40, 80, 128, 192, 256):
-        for dtype in (BF16, F32):
-            yield (
-                f"mass, topk and diagonal, width {D}, {dtype}",
-                partial(row_reductions, regard.causal, dtype, D),
-            )
-    for length in (1, 63, 64, 65, 127, 128, 129, 257):
-        yield (
-            f"mass, topk and diagonal, {length} tokens",
-            partial(row_reductions, regard.causal, BF16, 128, length),
-        )
-    for name in ("full", "both sides", "prefix"):
-        yield (
-            f"mass, topk and diagonal, softcap and sinks, {name}",
-            partial(row_reductions, masks()[name], BF16, options=True),
-        )
     yield "mass, topk and diagonal, long, the same bits twice", long_row_reductions
-    for name in ("causal", "window", "prefix", "padding", "alibi"):
-        for cells in ((8, 8), (70, 11), (100, 128)):
-            yield f"pool of a region, {cells}, {name}", partial(region, masks()[name], *cells)
-    for name, mask in masks().items():
-        for dtype in (BF16, F32):
-            yield f"statistics, {name}, {dtype}", partial(statistics, mask, dtype)
-    for D in (8, 24, 40, 80, 128, 192, 256):
-        for dtype in (BF16, F32):
-            yield f"statistics, width {D}, {dtype}", partial(statistics, regard.causal, dtype, D)
-    for name in ("full", "both sides", "prefix"):
-        yield f"statistics, softcap and sinks, {name}", partial(statistics, masks()[name], BF16, options=True)
-    for dtype in (BF16, F16, F32):
-        for size in (1.0, 1e2, 1e4):
-            yield f"large scores, {size:.0e}, {dtype}", partial(large_scores, size, dtype)
-    for size in (1.0, 1e3):
-        yield f"gradients of large scores, {size:.0e}", partial(large_gradients, size)
-    yield "statistics, some rows", partial(statistics, regard.causal, BF16, first=77)
+    regions = some("causal", "window", "prefix", "padding", "alibi")
+    yield from each("pool of a region", region, regions, [(8, 8), (70, 11), (100, 128)])
+    yield from each("large scores", large_scores, (1.0, 1e2, 1e4), (BF16, F16, F32))
+    yield from each("gradients of large scores", large_gradients, (1.0, 1e3))
+    yield from each("statistics, some rows", statistics, causal, [BF16], first=77)
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
-    for rows, cols in ((1, 1), (2, 8), (32, 128), (512, 4), (64, 512)):
-        yield f"summary {rows} × {cols}", partial(summary, "causal", rows, cols, BF16)
-    for name in ("full", "window", "prefix", "alibi"):
-        for rows, cols in ((2, 8), (32, 128)):
-            yield f"summary {rows} × {cols}, {name}", partial(summary, name, rows, cols, BF16)
-    yield "summary, float32", partial(summary, "causal", 32, 128, F32)
-    for D in (24, 128, 192):
-        yield f"summary, width {D}", partial(summary, "causal", 32, 16, BF16, D)
+    cells = (1, 1), (2, 8), (32, 128), (512, 4), (64, 512)
+    yield from each("summary", summary, ["causal"], cells, [BF16])
+    yield from each("summary", summary, ("full", "window", "prefix", "alibi"), [(2, 8), (32, 128)], [BF16])
+    yield from each(
+        "summary", summary, ["causal"], [(32, 128, F32), *((32, 16, BF16, D) for D in (24, 128, 192))]
+    )
     yield from checker_cases()
     yield from intervention_cases()
     yield from policy_cases()
@@ -192,8 +169,8 @@ def attention(
     """Output, lse and all gradients."""
     chosen = dict(options or {})
     inputs = draw(dtype, D, E)
-    sinks = torch.randn(4, device="cuda") if chosen.pop("sinks", False) else None
-    upstream = torch.randn(2, 4, T, E, device="cuda").to(dtype)
+    sinks = torch.randn(H, device=DEVICE) if chosen.pop("sinks", False) else None
+    upstream = torch.randn(2, H, T, E, device=DEVICE).to(dtype)
 
     q, k, v, s = leaves(inputs, sinks)
     problem = prepare(q, k, v, mask=mask, sinks=s, **chosen)
@@ -206,17 +183,17 @@ def attention(
     truth = gradients(steps.output, (q, k, v, s), upstream.double())
     masked = steps.masked
     if s is not None:
-        masked = torch.cat([masked, s.view(1, -1, 1, 1).expand(2, 4, T, 1)], -1)
+        masked = torch.cat([masked, s.view(1, -1, 1, 1).expand(2, H, T, 1)], -1)
     true_lse = torch.logsumexp(masked, -1)
 
     # PyTorch's kernel, without the options it lacks: its error is the measure, not its result.
     q, k, v, _ = leaves(inputs, None)
-    tensor = (mask.tile if not mask.biased else mask.bias)(slice(0, T), slice(0, S), (2, 4, T, S))
-    allowed = mask.tile(slice(0, T), slice(0, S), (2, 4, T, S))
-    tensor = tensor.cuda() if not mask.biased else tensor.masked_fill(~allowed, -torch.inf).to("cuda", dtype)
-    wide = [x.repeat_interleave(2, 1) for x in (k, v)]
+    tensor = (mask.tile if not mask.biased else mask.bias)(slice(0, T), slice(0, S), (2, H, T, S))
+    allowed = mask.tile(slice(0, T), slice(0, S), (2, H, T, S))
+    tensor = tensor if not mask.biased else tensor.masked_fill(~allowed, -torch.inf).to(dtype)
+    wide = [x.repeat_interleave(H // G, 1) for x in (k, v)]
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        theirs_output = F.scaled_dot_product_attention(q, *wide, attn_mask=tensor)
+        theirs_output = F.scaled_dot_product_attention(q, *wide, attn_mask=tensor.to(DEVICE))
     theirs = [theirs_output, *gradients(theirs_output, (q, k, v), upstream)]
     q, k, v, _ = leaves([x.double() for x in inputs], None)
     plain_output = trace(q, k, v, mask).output
@@ -389,31 +366,33 @@ def far_offsets() -> None:
     assert distance(output[:, -1:, -200:], near) < 1e-2
 
 
-def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: torch.dtype = BF16) -> None:
-    t, s = (T, S) if length is None else (length, length)
-    q = torch.randn(2, 4, t, 64, device="cuda").to(dtype)
-    k = torch.randn(2, 2, s, 64, device="cuda").to(dtype)
-    steps = trace(q.double(), k.double(), k.double(), mask)
+def pool(
+    mask: Mask, rows: int, cols: int, length: int | None = None, dtype: torch.dtype = BF16, D: int = 64
+) -> None:
+    m, steps = drawn_map(mask, dtype, D, length)
+    s = m.matrix[3]
     lse = torch.logsumexp(steps.masked, -1).float()
-    assert launch.unsupported_map_reason(q, k, mask) is None
-    edges = [slice(j * s // cols, (j + 1) * s // cols) for j in range(cols)]
-    for gain in (None, torch.randn(2, 4, s, device="cuda")):
+    for gain in (None, torch.randn(2, H, s, device=DEVICE)):
         entries = steps.weights if gain is None else steps.weights * gain.double().unsqueeze(-2)
-        mass, peak = triton_pool.pool(launch.KernelMap(q, k, lse, mask, 64**-0.5, None), rows, cols, gain)
-        bands = [entries[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
-        mean, top, low = (
-            torch.stack([getattr(x, name)(-2) for x in bands], -2) for name in ("mean", "amax", "amin")
-        )
-        true_mass = torch.stack([mean[..., edge].sum(-1) for edge in edges], -1)
-        top = torch.stack([top[..., edge].amax(-1) for edge in edges], -1)
-        low = torch.stack([low[..., edge].amin(-1) for edge in edges], -1)
-        most = torch.maximum(top, -low)
-        assert distance(mass, true_mass) < 1e-5, f"mass: error {distance(mass, true_mass):.1e}"
-        assert distance(peak.abs(), most) < 1e-5, f"peak: error {distance(peak.abs(), most):.1e}"
-        clear = (top + low).abs() > 1e-3 * most  # rounding decides between one magnitude with two signs
-        assert torch.equal((peak < 0)[clear], (-low > top)[clear]), "peak: sign"
+        found = triton_pool.pool(launch.KernelMap(m.q, m.k, lse, mask, D**-0.5, None), rows, cols, gain)
+        true_mass = assert_cells(found, entries, rows, cols, 1e-5)
         if gain is None:
-            assert torch.equal(mass == 0, true_mass.float() == 0) or true_mass[true_mass > 0].min() < 1e-30
+            assert (
+                torch.equal(found[0] == 0, true_mass.float() == 0) or true_mass[true_mass > 0].min() < 1e-30
+            )
+
+
+def assert_cells(found: Sequence[Tensor], entries: Tensor, rows: Bins, cols: Bins, limit: float) -> Tensor:
+    """Compare mass and peak of cells with those of a dense matrix; return the true mass."""
+    mass, peak = true_cells(entries, rows, cols)
+    assert distance(found[0], mass) < limit, f"mass: error {distance(found[0], mass):.1e}"
+    most = peak.abs()
+    assert distance(found[1].abs(), most) < limit, f"max: error {distance(found[1].abs(), most):.1e}"
+    # Rounding decides between one magnitude with two signs.
+    below, above = (true_cells(x.clamp(min=0), rows, cols)[1] for x in (-entries, entries))
+    clear = (below - above).abs() > 1e-3 * most
+    assert torch.equal((found[1] < 0)[clear], (peak < 0)[clear]), "max: sign"
+    return mass
 
 
 def long_pool() -> None:
@@ -427,22 +406,19 @@ def long_pool() -> None:
 
 
 def forward_with_cells(
-    mask: Mask, dtype: torch.dtype, D: int = 64, E: int = 64, options: bool = False
+    mask: Mask, dtype: torch.dtype, D: int = 64, E: int = 64, options: bool = False, size: int = 128
 ) -> None:
     """Output, lse and cells of one pass, against the dense matrix in float64 and the kernel without cells."""
     q, k, v = draw(dtype, D, E)
-    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
+    softcap, sinks = (2.0, torch.randn(H, device=DEVICE)) if options else (None, None)
     problem = prepare(q, k, v, mask=mask, softcap=softcap, sinks=sinks)
-    output, lse, found = launch.run_with_cells(problem, 128)
+    output, lse, found = launch.run_with_cells(problem, size)
     for a, b in zip((output, lse), launch.run(problem), strict=True):
         assert torch.equal(a, b), "other bits than without cells"
     true_sinks = None if sinks is None else sinks.double()
     weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
-    cells = [row.split(128, -1) for row in weights.split(128, -2)]
-    mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells], -2)
-    most = torch.stack([torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells], -2)
-    assert distance(found.mass, mass) < 1e-5, f"mass: error {distance(found.mass, mass):.1e}"
-    assert distance(found.max, most) < 1e-5, f"max: error {distance(found.max, most):.1e}"
+    bins = ([(i, min(i + size, n)) for i in range(0, n, size)] for n in (T, S))
+    assert_cells((found.mass, found.max), weights, *bins, 1e-5)
 
 
 def long_cells(length: int) -> None:
@@ -520,29 +496,22 @@ def captured_overviews() -> None:
     assert m.kept is not None
 
 
-def span_pool(mask: Mask, gain: str, dtype: torch.dtype = BF16) -> None:
+ROWS = Spans([0, 1, 2, 7, 220, 228], [1, 2, 5, 207, 226, 300])
+COLS = Spans.from_edges([*range(0, 60), 64, 80, 81, 300, 302, S])
+
+
+def span_pool(
+    mask: Mask, gain: str, dtype: torch.dtype = BF16, D: int = 64, rows: Spans = ROWS, cols: Spans = COLS
+) -> None:
     """Through a map, for spans of 1 to 200 with gaps and without, against the dense matrix in float64."""
-    q = torch.randn(2, 4, T, 64, device="cuda").to(dtype)
-    k = torch.randn(2, 2, S, 64, device="cuda").to(dtype)
-    entries = trace(q.double(), k.double(), k.double(), mask).weights
-    m: LazyMatrix = regard.attention_map(q, k, mask=mask)
-    assert launch.unsupported_map_reason(q, k, mask.simplified((2, 4, T, S))) is None
+    plain, steps = drawn_map(mask, dtype, D)
+    m, entries = plain, steps.weights
     if gain != "none":
-        u = torch.randn(2, 4, S, device="cuda") if gain == "signed" else torch.rand(2, 4, S, device="cuda")
-        m, entries = m.weighted(u), entries * u.double().unsqueeze(-2)  # type: ignore[attr-defined]
-    rows = Spans([0, 1, 2, 7, 220, 228], [1, 2, 5, 207, 226, 300])
-    cols = Spans.from_edges([*range(0, 60), 64, 80, 81, 300, 302, S])
+        draw = torch.randn if gain == "signed" else torch.rand
+        u = draw(2, H, S, device=DEVICE)
+        m, entries = plain.weighted(u), entries * u.double().unsqueeze(-2)
     found = m.pool(rows, cols, "both")
-    parts = [[entries[..., r.start : r.stop, c.start : c.stop] for c in cols] for r in rows]
-    mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts], -2)
-    top = torch.stack([torch.stack([x.amax((-1, -2)) for x in row], -1) for row in parts], -2)
-    low = torch.stack([torch.stack([x.amin((-1, -2)) for x in row], -1) for row in parts], -2)
-    # Rounding decides between entries of one magnitude and two signs.
-    assert distance(found.mass, mass) < 2e-5, f"mass: error {distance(found.mass, mass):.1e}"
-    most = torch.maximum(top, -low)
-    assert distance(found.max.abs(), most) < 2e-5, f"max: error {distance(found.max.abs(), most):.1e}"
-    clear = (top + low).abs() > 1e-3 * most
-    assert torch.equal((found.max < 0)[clear], (-low > top)[clear]), "max: sign"
+    assert_cells((found.mass, found.max), entries, rows, cols, 2e-5)
 
 
 def long_span_pool() -> None:
@@ -557,21 +526,15 @@ def long_span_pool() -> None:
 
 def weighted_received(mask: Mask, dtype: torch.dtype, D: int = 64, options: bool = False) -> None:
     """wᵀA through a map: all rows, some rows far apart, and one row."""
-    q = torch.randn(2, 4, T, D, device="cuda").to(dtype)
-    k = torch.randn(2, 2, S, D, device="cuda").to(dtype)
-    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
-    true_sinks = None if sinks is None else sinks.double()
-    weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
-    m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)
-    assert launch.unsupported_map_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
-    for rows in (slice(None), slice(3, T, 17), slice(101, 102)):
-        w = torch.zeros(2, 4, T, device="cuda")
+    m, (*_, weights, _) = drawn_map(mask, dtype, D, options=options)
+    for rows in (slice(None), slice(3, T, 17), slice(T // 3 + 1, T // 3 + 2)):
+        w = torch.zeros(2, H, T, device=DEVICE)
         w[:, :, rows] = 1e3 * torch.randn_like(w[:, :, rows])
         found, truth = m.received(w), (w.double().unsqueeze(-2) @ weights).squeeze(-2)
         unit = (w.abs().double().unsqueeze(-2) @ weights).max().item()  # rounding, where signs cancel
         gap = (found - truth).abs().max().item() / max(unit, 1e-30)
         assert gap < 2e-5, f"{rows}: error {gap:.1e}"
-    u = torch.randn(2, 4, S, device="cuda")
+    u = torch.randn(2, H, S, device=DEVICE)
     sums, truth = m.weighted(u).row_sums(), (weights @ u.double().unsqueeze(-1)).squeeze(-1)
     assert (sums - truth).abs().max() < 2e-5 * u.abs().max()
 
@@ -588,26 +551,25 @@ def long_received() -> None:
 
 
 def row_reductions(
-    mask: Mask, dtype: torch.dtype, D: int = 64, length: int | None = None, options: bool = False
+    mask: Mask,
+    dtype: torch.dtype,
+    D: int = 64,
+    length: int | None = None,
+    options: bool = False,
+    counts: tuple[int, ...] = (1, 8, 33),
 ) -> None:
     """Through a map, against the dense matrix in float64."""
-    t, s = (T, S) if length is None else (length, length)
-    q = torch.randn(2, 4, t, D, device="cuda").to(dtype)
-    k = torch.randn(2, 2, s, D, device="cuda").to(dtype)
-    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
-    true_sinks = None if sinks is None else sinks.double()
-    weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
-    m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)
-    assert launch.unsupported_map_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    m, (*_, weights, _) = drawn_map(mask, dtype, D, length, options)
+    t, s = m.matrix[2:]
     for rule in (
         regard.window(9),
         regard.prefix(70),
         regard.rule(lambda b, h, q, k: (q + 2 * k) % 3 == h % 3),
     ):
-        under = weights * rule.tile(slice(0, t), slice(0, s), (2, 4, t, s)).cuda()
+        under = weights * rule.tile(slice(0, t), slice(0, s), (2, H, t, s)).to(DEVICE)
         gap = (m.mass(rule) - under.sum(-1)).abs().max().item()
         assert gap < 2e-5, f"mass of {rule}: error {gap:.1e}"
-    for count in (1, 8, 33):
+    for count in counts:
         count = min(count, s)
         found, keys = m.topk(count)
         gap = (found - weights.topk(count).values).abs().max().item()
@@ -642,42 +604,25 @@ def long_row_reductions() -> None:
 
 
 def region(mask: Mask, rows: int, cols: int) -> None:
-    q, k = (torch.randn(2, h, n, 64, device="cuda", dtype=BF16) for h, n in ((4, T), (2, S)))
-    m = regard.attention_map(q, k, mask=mask)
-    steps = trace(q.double(), k.double(), k.double(), mask)
+    m, steps = drawn_map(mask, BF16)
     for at in (
         (slice(0, 128), slice(0, 128)),
         (slice(150, 257), slice(31, 201)),
         (slice(200, T), slice(0, S)),
     ):
-        cut = steps.weights[:, :, at[0], at[1]]
-        t, s = cut.shape[-2:]
+        mass, most = true_cells(steps.weights[:, :, at[0], at[1]], rows, cols)
         found = m.pool(rows, cols, "both", region=at)
-        cells = [
-            [
-                cut[..., i * t // rows : (i + 1) * t // rows, j * s // cols : (j + 1) * s // cols]
-                for j in range(cols)
-            ]
-            for i in range(rows)
-        ]
-        mass = torch.stack([torch.stack([c.sum(-1).mean(-1) for c in row], -1) for row in cells], -2)
-        most = torch.stack([torch.stack([c.amax((-1, -2)) for c in row], -1) for row in cells], -2)
         assert (found.mass - mass).abs().max() < 1e-5, f"mass: error {(found.mass - mass).abs().max():.1e}"
         assert (found.max - most).abs().max() < 1e-5, f"max: error {(found.max - most).abs().max():.1e}"
 
 
 def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, options: bool = False) -> None:
     """By the kernel, through a map, against the dense matrix in float64."""
-    q = torch.randn(2, 4, T, D, device="cuda").to(dtype)
-    k = torch.randn(2, 2, S, D, device="cuda").to(dtype)
-    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
-    true_sinks = None if sinks is None else sinks.double()
-    steps = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks)
-    m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)[:, :, first:]
+    m, steps = drawn_map(mask, dtype, D, options=options)
+    m = m[:, :, first:]
     assert launch.unsupported_map_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
-    back = torch.arange(T, device="cuda")[:, None] + S - T - torch.arange(S, device="cuda")
-    weights, back, most = steps.weights[:, :, first:], back[first:], steps.masked[:, :, first:].amax(-1)
-    truths = torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2), most
+    weights, most = steps.weights[:, :, first:], steps.masked[:, :, first:].amax(-1)
+    truths = *true_statistics(weights, S - T + first), most
     for name, found, truth in zip(m.statistics()._fields, m.statistics(), truths, strict=True):
         # The largest score of a row without visible keys is −inf.
         assert torch.equal(found == -torch.inf, truth == -torch.inf), name
@@ -712,11 +657,7 @@ def long_statistics() -> None:
 
 def summary(name: str, rows: int, cols: int, dtype: torch.dtype, D: int = 64) -> None:
     """Cells and statistics of one pass, against the dense matrix in float64, and twice the same bits."""
-    q = torch.randn(2, 4, 512, D, device="cuda").to(dtype)
-    k = torch.randn(2, 2, 512, D, device="cuda").to(dtype)
-    mask = masks()[name]
-    weights = trace(q.double(), k.double(), k.double(), mask).weights
-    m = regard.attention_map(q, k, mask=mask)
+    m, (*_, weights, _) = drawn_map(masks()[name], dtype, D, 512)
     with patch.object(triton_pool, "pool", side_effect=AssertionError("two passes")):
         found, again = m.summary(rows, cols), m.summary(rows, cols)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True)), "other bits"
@@ -727,9 +668,23 @@ def summary(name: str, rows: int, cols: int, dtype: torch.dtype, D: int = 64) ->
         assert distance(getattr(found, name), one.double()) < 1e-5, name
 
 
-def draw(dtype: torch.dtype, D: int, E: int) -> list[Tensor]:
-    shapes = (2, 4, T, D), (2, 2, S, D), (2, 2, S, E)
-    return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+def draw(dtype: torch.dtype, D: int, E: int, length: int | None = None) -> list[Tensor]:
+    t, s = (T, S) if length is None else (length, length)
+    shapes = (2, H, t, D), (2, G, s, D), (2, G, s, E)
+    return [torch.randn(shape, device=DEVICE).to(dtype) for shape in shapes]
+
+
+def drawn_map(
+    mask: Mask, dtype: torch.dtype, D: int = 64, length: int | None = None, options: bool = False
+) -> tuple[regard.AttentionMap, Steps]:
+    """A map whose numbers come from kernels, and the steps of the same attention in float64."""
+    q, k, _ = draw(dtype, D, 1, length)
+    softcap, sinks = (2.0, torch.randn(H, device=DEVICE)) if options else (None, None)
+    true_sinks = None if sinks is None else sinks.double()
+    steps = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks)
+    m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)
+    assert launch.unsupported_map_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    return m, steps
 
 
 def leaves(inputs: list[Tensor], sinks: Tensor | None) -> list[Tensor | None]:

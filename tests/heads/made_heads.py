@@ -1,7 +1,5 @@
 """Heads made by hand to do one thing, with as much noise as asked."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

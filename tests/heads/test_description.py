@@ -1,7 +1,5 @@
 """The table of heads: against the definitions written out, with padding, across texts, across stacks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from regard import alibi, attention_map, causal, padding, window
 from regard.gpt import GPT, Config
-from regard.heads import describe, study
+from regard.heads import HeadScores, describe, probe, repeated, scores, study, uniform
 from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
 from tests.sampling import examples
@@ -93,6 +91,8 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
         assert row.kv_head == row.head // 2
         wanted, null = (by_definition(x, ids[0], seen, near, policy) for x in (a, flat))
         key = row.sink_key
+        if key is not None:  # of the keys that enough queries see, the one with the largest mean
+            assert a[seen[:, key], key].mean().item() == pytest.approx(row.scores["sink"].value)
         sink = key is not None and row.scores["sink"].value > 0.3
         rest = (
             by_definition(without(a, key), ids[0], seen, near, policy) if sink and key is not None else wanted
@@ -158,6 +158,31 @@ def test_a_list_of_texts_is_a_batch_and_the_interval_is_over_texts() -> None:
     error = torch.tensor(values).std().item() / 5**0.5
     assert score.value == pytest.approx(sum(values) / 5, abs=1e-5)
     assert score.high - score.value == pytest.approx(2.776 * error, rel=1e-2)
+
+
+@settings(max_examples=examples(10))
+@given(
+    T=st.integers(2, 40),
+    heads=st.sampled_from([(1, 1), (2, 1), (4, 2)]),
+    near=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    biased=st.booleans(),
+)
+def test_scores_and_those_of_uniform_attention_are_those_of_each_text(
+    T: int, heads: tuple[int, int], near: int, seed: int, biased: bool
+) -> None:
+    torch.manual_seed(seed)
+    H, G = heads
+    q, k = torch.randn(2, H, T, 4, dtype=torch.float64), torch.randn(2, G, T, 4, dtype=torch.float64)
+    ids = torch.randint(0, 5, (2, T))
+    m = attention_map(3 * q, k, mask=causal & alibi(H) if biased else causal)
+    found = [scores(x, ids, near=near) for x in (m, uniform(m))]
+    for text in range(2):
+        for row in describe([m[text : text + 1]], ids[text : text + 1], near=near):
+            for name in HeadScores._fields:
+                expected = row.scores[name][:2] if name in row.scores else (math.nan, math.nan)
+                numbers = [getattr(x, name)[text, row.head].item() for x in found]
+                assert numbers == pytest.approx(expected, nan_ok=True), name
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -229,6 +254,24 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
     assert row.label == "induction"
     assert row.scores["induction_on_repeats"].value == pytest.approx(1, abs=1e-4)
     assert row.scores["induction_on_repeats"].null < 0.1
+
+
+def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not() -> None:
+    def maps(ids: Tensor) -> list[AttentionMap]:
+        T = ids.shape[1]
+        keys = torch.eye(T).expand(len(ids), 1, T, T)
+        after = torch.arange(T).sub(24).clamp(min=0)
+        inducing = attention_map(300.0 * keys[:, :, after], keys, mask=causal, scale=1.0)
+        idle = attention_map(0 * keys, keys, mask=causal)
+        return [idle, inducing]
+
+    found, nulls = probe(maps, repeated(1000, start=0))
+    assert found[1].induction.mean().item() == pytest.approx(1, abs=1e-4)
+    assert found[0].induction.mean().item() == pytest.approx(nulls[0].induction.mean().item())
+    # From the second round on one, two or three places among all that came before.
+    rounds = range(26, 101)
+    wanted = sum(((q - 1) // 25) / (q + 1) for q in rounds) / len(rounds)
+    assert nulls[0].induction.mean().item() == pytest.approx(wanted)
 
 
 def test_what_does_not_fit_is_named() -> None:

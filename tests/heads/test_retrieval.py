@@ -1,7 +1,5 @@
 """`needle`: hits against dense attention, a trained model, Transformers, and wrong use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,17 +1,18 @@
-"""`HeadTable`: rows that print within 80 columns, sort, and come back from JSON, CSV and Parquet."""
-
-from __future__ import annotations
+"""`HeadTable`: rows that print, sort and come back from files; its summary, and the difference of two."""
 
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from regard import attention_map, causal
 from regard.heads import HeadRow, HeadTable, Score, describe
+from regard.heads.tables.table_text import summary_text
 from tests.heads.made_heads import inducing, looking_at, previous, repeats, sinking
 
 
@@ -130,3 +131,116 @@ def test_tables_are_joined_head_by_head(table: HeadTable) -> None:
     assert table.join(weak)[1, 2].labels == ("retrieval", "sink")  # a sink counts half
     with pytest.raises(ValueError, match=r"expected a table of the same heads, got one with the head 9\.0"):
         table.join(HeadTable([HeadRow(9, 0, 0, (), None, {})]))
+
+
+def score(value: float, reach: float = 0.02, null: float = 0.03) -> Score:
+    return Score(value, null, 0.1, value - reach, value + reach, value)
+
+
+def head(layer: int, number: int, sink_key: int | None = None, **scores: Score) -> HeadRow:
+    """A head that has a label for each of its scores; one on repeats has that of the score on text."""
+    labels = tuple(dict.fromkeys(name.removesuffix("_on_repeats") for name in scores))
+    return HeadRow(layer, number, number, labels, sink_key, scores)
+
+
+def printed(kinds: HeadTable, **options: Any) -> list[str]:
+    return summary_text(kinds, **options).splitlines()
+
+
+@pytest.fixture
+def kinds() -> HeadTable:
+    rows = [
+        head(0, 0, 0, sink=score(0.5)),
+        head(0, 1, 0, sink=score(0.6)),
+        head(0, 2, 7, sink=score(0.4), previous_token=score(0.3)),
+        head(1, 0, induction=score(0.4)),
+        head(1, 1, induction=score(0.5, reach=0.3)),  # higher, and less certain
+        head(1, 2, induction=score(0.2), induction_on_repeats=score(0.9)),
+        head(1, 3),
+    ]
+    return HeadTable(rows)
+
+
+def test_kinds_have_an_order_and_the_rest_is_counted(kinds: HeadTable) -> None:
+    lines = printed(kinds, top=2, key_texts={0: "Once", 7: " the"})
+    assert [line.split(":")[0] for line in lines if ": attention on" in line] == [
+        "induction",
+        "previous token",
+    ]  # those that were measured
+    start = next(i for i, line in enumerate(lines) if line.startswith("induction"))
+    assert [line.split()[:2] for line in lines[start + 1 : start + 3]] == [["1.2", "0.90*"], ["1.0", "0.40"]]
+    assert lines[start + 3] == "  and 1 more: --label induction"
+    assert "2 heads are sinks on token 0 ('Once'), 1 on token 7 (' the'): --label sink" in lines
+    assert "1 head has no label: --all" in lines
+    assert "*: on random tokens, repeated" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_sinks_on_many_keys_are_not_all_named() -> None:
+    keys = [5, 5, 5, 5, 4, 4, 4, 3, 3, 2, 1]
+    lines = printed(HeadTable([head(0, i, key, sink=score(0.5)) for i, key in enumerate(keys)]))
+    sinks = next(line for line in lines if "sink" in line and "token 5" in line)
+    assert sinks == "4 heads are sinks on token 5, 3 on token 4, 4 on other tokens: --label sink"
+
+
+def scored(head: int, value: float, low: float, high: float, labels: tuple[str, ...] = ()) -> HeadRow:
+    score = Score(value, 0.1, 0.1, low, high, value)
+    return HeadRow(3, head, 0, labels, None, {"induction": score})
+
+
+BEFORE = HeadTable(
+    [
+        scored(0, 0.2, 0.1, 0.5),
+        scored(1, 0.6, 0.5, 0.7, ("induction", "sink")),
+        scored(2, 0.3, 0.2, 0.4),
+    ]
+)
+AFTER = HeadTable(
+    [
+        scored(1, 0.1, 0.06, 0.2, ("sink",)),
+        scored(0, 0.8, 0.4, 0.9, ("induction",)),
+        scored(5, 0.3, 0.2, 0.4),
+    ]
+)
+
+
+def test_the_interval_of_a_difference_comes_from_both() -> None:
+    found = BEFORE.compare(AFTER)
+    score = found[3, 0].scores["induction"]
+    assert (score.before, score.after, score.difference) == (0.2, 0.8, pytest.approx(0.6))
+    assert score.low == pytest.approx(0.6 - math.hypot(0.8 - 0.4, 0.5 - 0.2))
+    assert score.high == pytest.approx(0.6 + math.hypot(0.9 - 0.8, 0.2 - 0.1))
+    assert score.is_clear
+    back = AFTER.compare(BEFORE)[3, 0].scores["induction"]
+    assert (back.difference, back.low, back.high) == pytest.approx((-0.6, -score.high, -score.low))
+
+
+def test_labels_that_are_gained_and_lost() -> None:
+    found = BEFORE.compare(AFTER)
+    assert repr(found) == "TableDifference(2 heads, 2 with other labels)"
+    assert [(x.place, x.gained, x.lost) for x in found] == [
+        ("3.0", ("induction",), ()),
+        ("3.1", (), ("induction",)),
+    ]
+    assert found.left_out == ["3.2", "3.5"]
+    assert str(found).splitlines()[1:] == [
+        "   3.0 + induction: 0.20 → 0.80 (+0.10 to +0.74)",
+        "   3.1 − induction: 0.60 → 0.10 (-0.61 to -0.36)",
+    ]
+    assert len(BEFORE.compare(BEFORE).changed) == 0
+
+
+def test_it_is_sorted_by_the_size_of_a_change() -> None:
+    found = BEFORE.compare(AFTER).sorted("induction")
+    assert [x.place for x in found] == ["3.0", "3.1"]
+    with pytest.raises(ValueError, match="name: expected one of induction, got 'local'"):
+        found.sorted("local")
+    with pytest.raises(KeyError, match="expected a layer and a head of both tables, got"):
+        found[3, 2]
+    assert found[1].place == "3.1"
+    assert found.to_pandas()["difference"].tolist() == pytest.approx([0.6, -0.5])
+
+
+def test_tables_without_a_common_head_are_refused() -> None:
+    with pytest.raises(ValueError, match="other: expected a table with some of the same heads, got 1 heads"):
+        BEFORE.compare(HeadTable([replace(BEFORE.rows[0], layer=9)]))

@@ -1,7 +1,5 @@
 """Position, distance, token id and copies: heads that attend by one of them are not labelled by another."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

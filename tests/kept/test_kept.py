@@ -1,7 +1,5 @@
 """Files that earlier versions wrote stay readable: docs/promise.md."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 They are never written again: `test_kept.py` reads what an earlier version left behind.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -12,6 +12,7 @@ import regard
 from regard import alibi, causal, padding, window
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
+from tests.refusals import refused
 from tests.sampling import share
 
 
@@ -190,43 +191,39 @@ class TestEmpty:
 X = torch.zeros(2, 3, 16)
 
 
-ERRORS = [
-    (lambda: Attention(10, 3), "num_heads: expected a divisor of d_model=10, got 3; or give head_dim"),
-    (lambda: Attention(12, 4, num_kv_heads=3), "num_kv_heads: expected a divisor of num_heads=4, got 3"),
-    (lambda: Attention(12, 4, num_kv_heads=0), "num_kv_heads: expected a whole number of at least 1"),
-    (lambda: Attention(0, 4), "d_model: expected a whole number of at least 1, got 0"),
-    (lambda: Attention(16, 4.0), "num_heads: expected a whole number of at least 1, got 4.0"),
-    (lambda: Attention(16, 4, head_dim=-1), "head_dim: expected a whole number of at least 1, got -1"),
-    (lambda: Attention(16, 4, rotary=Rotary(6)), "rotary: expected a width of at most 4"),
-    (lambda: Attention(16, 4, mask=torch.ones(3, 3)), "mask: expected a mask, such as regard.causal"),
-    (lambda: Attention(16, 4, dropout=1.5), "dropout: expected a probability from 0 to 1, got 1.5"),
-    (lambda: Attention(16, 4, softcap=0), "softcap: expected a number above 0, or None, got 0"),
-    (lambda: Attention(16, 4)(X[0]), r"x: expected \(batch, length, 16\), got \(3, 16\)"),
-    (lambda: Attention(16, 4)(X[..., :8]), r"x: expected \(batch, length, 16\), got \(2, 3, 8\)"),
-    (
-        lambda: Attention(16, 4)(X.double()),
-        "x: expected torch.float32, as the weights are, got torch.float64",
-    ),
-    (lambda: Attention(16, 4)(X, X[:1]), r"context: expected \(2, length, 16\), got \(1, 3, 16\)"),
-    (
-        lambda: Attention(16, 4)(X, cache=[KVCache()]),
-        "cache: expected a KVCache for this layer, got list",
-    ),
-    (lambda: Attention(16, 4)(X, mask=torch.ones(3, 3)), "holds only 0 and 1.*pass .bool"),
-    (lambda: Attention(16, 4, mask=alibi(3))(X), "expected a slope for each of the 4 heads, got 3"),
-    (lambda: Attention(16, 4)(X, cache=KVCache(2)), "at most max_length=2 tokens, got 0 held and 3 new"),
-    (
-        lambda: Attention(16, 4, rotary=Rotary(4))(X, X, positions=torch.arange(3)),
-        "positions: expected None with a context",
-    ),
-    (
-        lambda: Attention(16, 4, rotary=Rotary(4))(X, positions=torch.arange(4)),
-        r"positions: expected \(3,\) or \(2, 3\)",
-    ),
-]
-
-
-def test_errors() -> None:
-    for make, message in ERRORS:
-        with pytest.raises(ValueError, match=message):
-            make()
+test_errors = refused(
+    [
+        (lambda: Attention(10, 3), "num_heads: expected a divisor of d_model=10, got 3; or give head_dim"),
+        (lambda: Attention(12, 4, num_kv_heads=3), "num_kv_heads: expected a divisor of num_heads=4, got 3"),
+        (lambda: Attention(12, 4, num_kv_heads=0), "num_kv_heads: expected a whole number of at least 1"),
+        (lambda: Attention(0, 4), "d_model: expected a whole number of at least 1, got 0"),
+        (lambda: Attention(16, 4.0), "num_heads: expected a whole number of at least 1, got 4.0"),
+        (lambda: Attention(16, 4, head_dim=-1), "head_dim: expected a whole number of at least 1, got -1"),
+        (lambda: Attention(16, 4, rotary=Rotary(6)), "rotary: expected a width of at most 4"),
+        (lambda: Attention(16, 4, mask=torch.ones(3, 3)), "mask: expected a mask, such as regard.causal"),
+        (lambda: Attention(16, 4, dropout=1.5), "dropout: expected a probability from 0 to 1, got 1.5"),
+        (lambda: Attention(16, 4, softcap=0), "softcap: expected a number above 0, or None, got 0"),
+        (lambda: Attention(16, 4)(X[0]), r"x: expected \(batch, length, 16\), got \(3, 16\)"),
+        (lambda: Attention(16, 4)(X[..., :8]), r"x: expected \(batch, length, 16\), got \(2, 3, 8\)"),
+        (
+            lambda: Attention(16, 4)(X.double()),
+            "x: expected torch.float32, as the weights are, got torch.float64",
+        ),
+        (lambda: Attention(16, 4)(X, X[:1]), r"context: expected \(2, length, 16\), got \(1, 3, 16\)"),
+        (
+            lambda: Attention(16, 4)(X, cache=[KVCache()]),
+            "cache: expected a KVCache for this layer, got list",
+        ),
+        (lambda: Attention(16, 4)(X, mask=torch.ones(3, 3)), "holds only 0 and 1.*pass .bool"),
+        (lambda: Attention(16, 4, mask=alibi(3))(X), "expected a slope for each of the 4 heads, got 3"),
+        (lambda: Attention(16, 4)(X, cache=KVCache(2)), "at most max_length=2 tokens, got 0 held and 3 new"),
+        (
+            lambda: Attention(16, 4, rotary=Rotary(4))(X, X, positions=torch.arange(3)),
+            "positions: expected None with a context",
+        ),
+        (
+            lambda: Attention(16, 4, rotary=Rotary(4))(X, positions=torch.arange(4)),
+            r"positions: expected \(3,\) or \(2, 3\)",
+        ),
+    ]
+)

@@ -1,7 +1,5 @@
 """Caches: what `update` returns, how much memory it takes, and cached equals uncached for every split."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,16 +34,6 @@ def run(layer: Attention, x: Tensor, stretches: list[tuple[int, int]], cache: KV
 
 
 class TestUpdate:
-    @given(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), st.integers(1, 40))
-    @settings(max_examples=examples(60), deadline=None)
-    def test_plain_returns_every_key_in_order(self, sizes: list[int], total: int) -> None:
-        cache = KVCache()
-        for start, stop in cuts(total, sizes):
-            keys, values = cache.update(*numbered(start, stop))
-            assert keys[0, 0, :, 0].tolist() == list(range(stop))
-            assert values[0, 1, :, 1].tolist() == [-i for i in range(stop)]
-            assert cache.length == stop
-
     @given(
         st.integers(0, 3),
         st.integers(1, 6),

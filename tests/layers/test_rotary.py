@@ -1,4 +1,4 @@
-"""Rotary positions against complex numbers, in both conventions, and the properties that make them useful."""
+"""Rotary positions and RMSNorm against their formulas, at every dtype, and their properties."""
 
 import math
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.layers import Llama3Scaling, Rotary
+from regard.layers import Llama3Scaling, RMSNorm, Rotary
+from tests.refusals import refused
 
 
 def turned_by_complex_numbers(x: Tensor, positions: Tensor, base: float) -> Tensor:
@@ -87,19 +88,35 @@ def test_tables_are_not_saved_and_follow_the_input() -> None:
     assert torch.equal(turn(torch.ones(3, 4)), turn(x))
 
 
-ERRORS = [
-    (lambda: Rotary(7), "width: expected an even number, since channels rotate in pairs, got 7"),
-    (lambda: Rotary(0), "width: expected a whole number of at least 2, got 0"),
-    (lambda: Rotary(4, base=0), "base: expected a number above 0, got 0"),
-    (lambda: Rotary(8)(torch.ones(3, 6)), r"x: expected \(…, T, D\) with D at least 8, got \(3, 6\)"),
-    (
-        lambda: Rotary(4)(torch.ones(2, 1, 3, 4), torch.arange(5)),
-        r"positions: expected \(3,\) or \(2, 3\), one for each token, got \(5,\)",
-    ),
-]
+test_errors = refused(
+    [
+        (lambda: Rotary(7), "width: expected an even number, since channels rotate in pairs, got 7"),
+        (lambda: Rotary(0), "width: expected a whole number of at least 2, got 0"),
+        (lambda: Rotary(4, base=0), "base: expected a number above 0, got 0"),
+        (lambda: Rotary(8)(torch.ones(3, 6)), r"x: expected \(…, T, D\) with D at least 8, got \(3, 6\)"),
+        (
+            lambda: Rotary(4)(torch.ones(2, 1, 3, 4), torch.arange(5)),
+            r"positions: expected \(3,\) or \(2, 3\), one for each token, got \(5,\)",
+        ),
+        (lambda: RMSNorm(16)(torch.ones(3, 8)), r"x: expected a last dimension of 16, got \(3, 8\)"),
+        (lambda: RMSNorm(16, eps=0), "eps: expected a number above 0, got 0"),
+        (lambda: RMSNorm(0), "width: expected a whole number of at least 1, got 0"),
+    ]
+)
 
 
-def test_errors() -> None:
-    for make, message in ERRORS:
-        with pytest.raises(ValueError, match=message):
-            make()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weights", ["same", "float32"])
+def test_formula(dtype: torch.dtype, weights: str) -> None:
+    norm = RMSNorm(16, eps=1e-5)
+    torch.nn.init.normal_(norm.weight)
+    norm.to(dtype if weights == "same" else torch.float32)
+    x = torch.randn(3, 4, 16).to(dtype)
+    wide = x.double()
+    truth = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    y = norm(x)
+    assert y.dtype == dtype
+    assert (
+        (y.double() - truth).abs()
+        <= 2 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps * truth.abs()
+    ).all()

@@ -25,22 +25,44 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signed_map, "SIDES", (2, 5))
 
 
+KINDS = {"attention": 1e-12, "weighted": 1e-11, "difference": 1e-11}
+"""The kinds of maps, and how far their numbers may be from those of the dense matrix."""
+
+
+def normal(draw: Any, *shape: int) -> torch.Tensor:
+    made = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    return torch.randn(shape, generator=made, dtype=torch.float64)
+
+
 @st.composite
-def maps(draw: Any, most: int = 12) -> tuple[regard.AttentionMap, torch.Tensor, Any]:
+def maps(draw: Any, most: int = 12, kind: str = "attention") -> tuple[Any, torch.Tensor, Any]:
     """A map in float64, its dense matrix by the definition, and the values and outputs that go with it."""
     n = draw(strategies.sizes(most))
-    drawn = draw(strategies.masks(n))
-    softcap = draw(st.sampled_from([None, None, 1.5]))
-    x = strategies.tensors(n, draw(st.integers(0, 2**20)), torch.float64)
-    sinks = x.sinks if draw(st.booleans()) else None
-    right = truth.attention(
-        x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias(), softcap=softcap, sinks=sinks
-    )
-    return (
-        regard.attention_map(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks),
-        right.weights,
-        (x, right),
-    )
+
+    def attention() -> tuple[regard.AttentionMap, torch.Tensor, Any]:
+        drawn, softcap = draw(strategies.masks(n)), draw(st.sampled_from([None, None, 1.5]))
+        x = strategies.tensors(n, draw(st.integers(0, 2**20)), torch.float64)
+        sinks = x.sinks if draw(st.booleans()) else None
+        right = truth.attention(
+            x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias(), softcap=softcap, sinks=sinks
+        )
+        m = regard.attention_map(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks)
+        return m, right.weights, (x, right)
+
+    def perhaps_weighted(always: bool) -> tuple[Any, torch.Tensor, Any]:
+        m, A, more = attention()
+        if not always and draw(st.booleans()):
+            return m, A, more
+        u = 3 * normal(draw, n.B, n.H, n.S)
+        return m.weighted(u), A * u[:, :, None], more
+
+    if kind == "attention":
+        return attention()
+    m, A, more = perhaps_weighted(kind == "weighted")
+    if kind == "difference":
+        other, B, _ = perhaps_weighted(False)
+        m, A = m - other, A - B
+    return m, A, more
 
 
 @st.composite
@@ -53,27 +75,8 @@ def spans(draw: Any, n: int) -> Spans:
     return Spans([a for a, _ in pairs], [b for _, b in pairs])
 
 
-def cells(A: torch.Tensor, rows: int | Spans, cols: int | Spans) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean row mass and signed entry of largest magnitude of every cell, by the definition.
-
-    A number of cells is one of equal ones, whose edges are at floor(i · T / rows).
-    """
-    r_bounds, c_bounds = (
-        [(i * n // x, (i + 1) * n // x) for i in range(x)] if isinstance(x, int) else [span[:2] for span in x]
-        for x, n in zip((rows, cols), A.shape[-2:], strict=True)
-    )
-    parts = [[A[..., r:r_stop, c:c_stop] for c, c_stop in c_bounds] for r, r_stop in r_bounds]
-    mass = [torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts]
-    most = [torch.stack([_largest(x.flatten(-2)) for x in row], -1) for row in parts]
-    return torch.stack(mass, -2), torch.stack(most, -2)
-
-
-def _largest(x: torch.Tensor) -> torch.Tensor:
-    return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
-
-
-def check_index(m: Any, A: torch.Tensor, pick: Any) -> Any:
-    """Compare a part of a map with that of its dense matrix, and return both."""
+def check_index(m: Any, A: torch.Tensor, pick: Any) -> None:
+    """Compare a part of a map with that of its dense matrix."""
     index = []
     for size in A.shape[: pick.draw(st.integers(1, 4))]:
         start = pick.draw(st.integers(0, size - 1))
@@ -84,7 +87,8 @@ def check_index(m: Any, A: torch.Tensor, pick: Any) -> Any:
     names_keys = len(index) > 3 and index[3] != slice(None)
     assert isinstance(part, torch.Tensor) == (names_row or names_keys)
     close(part if isinstance(part, torch.Tensor) else part.to_dense(), dense, 1e-11)
-    return part, dense
+    if not isinstance(part, torch.Tensor):
+        close(part.received(), dense.sum(-2), 1e-11)
 
 
 def close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:

@@ -1,7 +1,5 @@
 """Maps of linear layers against their recurrence, token by token in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Two data-parallel ranks, each with half of a batch, and a monitor on both; rank 0 also reads the whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel

@@ -1,7 +1,5 @@
 """The numbers of a monitor against dense attention in float64, on models of several kinds."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

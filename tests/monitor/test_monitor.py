@@ -1,6 +1,4 @@
-"""A monitor in training: it changes no bit, hears the first forward pass of a step that is due, and warns."""
-
-from __future__ import annotations
+"""A monitor in training: it changes no bit, hears the steps that are due, warns, and is shown on the page."""
 
 import json
 import warnings
@@ -16,6 +14,9 @@ import regard
 from regard.monitor import MonitorHistory, Thresholds
 from regard.monitor.alarms import Alarms
 from regard.monitor.history import MEASURES, HeardLayer, HeardLayers, StepRecord
+from regard.monitor.page_curves import read_curves
+from regard.support.files import RunFileError
+from regard.support.json_lines import append_lines
 from tests import ranks
 from tests.auditor.small_models import GROUPED, PlainGPT, tokens
 from tests.sampling import share
@@ -318,3 +319,35 @@ def test_numbers_that_are_not_finite_raise_an_alarm() -> None:
         model(ids)
         monitor.step()
     assert [alarm for alarm in monitor.history.alarms if "NaN or infinite" in alarm]
+
+
+def heard(step: int, key: str, scores: list[float | None], run: str = "second") -> StepRecord:
+    layer = HeardLayer(f"layers.{key}", True, "", {"max_score": scores, "across": [None] * len(scores)})
+    return StepRecord(step, (0, 9, 10), (1, 10), HeardLayers({key: layer}), run=run)
+
+
+def test_layers_that_take_turns_have_a_place_at_every_step(tmp_path: Path) -> None:
+    path = tmp_path / "attention.jsonl"
+    for record in (
+        heard(5, "0", [9.0, 9.0], run="first"),
+        heard(0, "0", [1.0, 2.0]),
+        heard(10, "1", [3.0, None]),
+    ):
+        append_lines(path, [record.line()])
+    found = read_curves(path)
+    assert (found["name"], found["steps"]) == ("attention.jsonl", [0, 10])
+    table = found["batch"]["largest_score"]
+    assert table["heads"] == [[[1.0, 2.0], [None, None]], [[None, None], [3.0, None]]]
+    assert table["null"] == [None, None]
+    assert list(found["batch"]) == ["largest_score"]  # nothing is known of documents
+
+
+def test_a_long_history_is_thinned_and_an_empty_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    for step in range(200):
+        append_lines(path, [heard(step, "0", [float(step)]).line()])
+    steps = read_curves(path)["steps"]
+    assert (len(steps), steps[0], steps[-1]) == (64, 0, 199)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(RunFileError, match="holds no reading yet"):
+        read_curves(tmp_path / "empty.jsonl")

@@ -1,7 +1,5 @@
 """A monitor inside other people's trainers: it hears the steps that are due, and the training is the same."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

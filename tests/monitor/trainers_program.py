@@ -3,8 +3,6 @@
 `test_trainers` starts it as `python -m`, since these libraries change more of a process than a test may.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 They are not part of `make test`, which tests the widget's messages and its module without them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -28,11 +26,8 @@ expect.set_options(timeout=60_000)  # a notebook takes its time
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    arguments = ["--disable-gpu", "--disable-dev-shm-usage"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        arguments.append("--no-sandbox")  # Chromium's own sandbox does not work for root
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium.find(), args=arguments)
+        running = playwright.chromium.launch(executable_path=chromium.find(), args=chromium.arguments())
         yield running
         running.close()
 

@@ -1,7 +1,5 @@
 """The widget in JupyterLab, with a kernel that cannot listen on a port; outputs that nobody trusts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The widget in marimo: what the reader selects runs the cells that depend on it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The library with torch, NumPy and safetensors alone: run by test_wheel.py in a clean environment."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable

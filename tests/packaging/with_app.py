@@ -1,7 +1,5 @@
 """What the extra `app` adds to the library: run by test_wheel.py in a clean environment."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

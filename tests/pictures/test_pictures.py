@@ -1,7 +1,5 @@
 """Pictures of vision models: found with their patches, shown as they were, saved and read safely."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

@@ -3,8 +3,6 @@
 Nothing here uses Regard's policies: caches are Python lists of positions, and every step is one token.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a policy loses, against whole matrices in float64 and policies written out token by token."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

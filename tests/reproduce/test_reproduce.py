@@ -1,7 +1,5 @@
 """Published results that are run again: the record, the verdict, the command and the pages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Contrast as the style sheets have it, in both themes: 4.5:1 for text, 3:1 for controls (WCAG 2.2, AA)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,6 +1,4 @@
-"""Figures of maps: what is on the axes, in the cells and at the foot, and that a long map is never dense."""
-
-from __future__ import annotations
+"""Maps as figures and in a terminal: axes, cells and foot, and that a long map is never dense."""
 
 import io
 import json
@@ -11,6 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.figure import Figure
+from rich.console import Console
 
 import regard
 from regard.maps.scale_end import overview_edges, scale_end
@@ -18,8 +17,10 @@ from regard.recorder import Capture, Evidence, Layer
 from regard.show.data.map_view import tiles
 from regard.show.figure_drawing import MOST_CELLS, WARNING
 from regard.show.figures import figure, plot
+from regard.show.terminal import print_map
 from regard.stages.figures.picture import colour_map
 from regard.support.cells import ink
+from tests.refusals import refused
 from tests.sampling import share
 
 TOKENS = ["The", " sea", " was", "\n", "$5"]
@@ -149,8 +150,7 @@ def test_it_saves_as(kind: str, begins: bytes) -> None:
     assert file.getvalue().startswith(begins)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_what_cannot_be_drawn_is_said = refused(
     [
         (lambda: plot(a_map(), ["a"]), "key_tokens: expected 5 tokens"),
         (lambda: plot(a_map(), "abcde"), "key_tokens: expected 5 .* got one string"),
@@ -160,11 +160,8 @@ def test_it_saves_as(kind: str, begins: bytes) -> None:
         (lambda: plot(torch.zeros(2, 2, 2)), "attention_map: expected an AttentionMap"),
         (lambda: plot(a_map()[0:1][0]), "attention_map: expected an AttentionMap"),
         (lambda: plot(a_map(heads=2), ax=Figure().subplots()), "ax: expected one head"),
-    ],
+    ]
 )
-def test_what_cannot_be_drawn_is_said(call: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:
@@ -253,3 +250,31 @@ def test_colours_and_their_end_are_the_page_s(T: int) -> None:
     for signed, colours in zip((False, True), ramps, strict=True):
         own = colour_map(signed)(torch.linspace(0, 1, 256).numpy())[:, :3] * 255
         assert abs(own - torch.tensor(colours).numpy()).max() < 8
+
+
+def drawn(m: regard.AttentionMap, **options: object) -> list[str]:
+    file = io.StringIO()
+    print_map(Console(file=file, width=80, **options), m)
+    return file.getvalue().splitlines()
+
+
+def first_and_previous(T: int) -> regard.AttentionMap:
+    q = torch.zeros(T, T + 1)
+    q[range(T), range(T)] = q[range(1, T), range(T - 1)] = 9.0
+    return regard.attention_map(q, torch.eye(T, T + 1), mask=regard.causal, scale=1.0)
+
+
+def test_shades_where_there_is_no_colour() -> None:
+    lines = drawn(first_and_previous(8))
+    assert len(lines) == 4
+    assert all(len(line) <= 8 for line in lines)
+    assert lines[0].startswith("█")
+    assert lines[0][2:].strip() == ""  # nobody sees the future
+    assert lines[3].rstrip().endswith("█")
+
+
+def test_two_rows_a_line_in_colour_and_a_long_map_is_pooled() -> None:
+    lines = drawn(first_and_previous(300), force_terminal=True, color_system="truecolor")
+    assert len(lines) == 32
+    assert all(line.count("▀") == 64 for line in lines)
+    assert "\x1b[38;2;" in lines[0]

@@ -1,7 +1,5 @@
 """Span tables are sums over the dense matrix, sink apart, beside uniform attention; means have intervals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokenizers of every kind that cuts text in its own way, trained on a few sentences in several scripts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import transformers

@@ -1,7 +1,5 @@
 """Each stage beside the function, the layers and the GPT of Regard, and PyTorch: numbers and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Each stage is complete in its own file, is numbered as its lesson, and uses the one set of names."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

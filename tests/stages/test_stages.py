@@ -1,7 +1,5 @@
 """The stages: names, signatures and attributes that their readers expect; results; kind errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -101,18 +99,6 @@ def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (torch.ones(6, 6), "only 0 and 1"),
-        (torch.ones(3, 6, 6, dtype=torch.bool), "mask"),
-    ],
-)
-def test_self_attention_refuses_a_bad_mask(mask: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SelfAttention(8)(torch.randn(2, 6, 8), mask)
-
-
 def test_dropout_acts_on_the_weights_in_training_only() -> None:
     head, x = Head(8, 4, 64, dropout=0.5), torch.randn(64, 8)
     _, dropped = head.attention(x)
@@ -129,16 +115,6 @@ def test_dropout_acts_on_the_weights_in_training_only() -> None:
 
 def test_efficient_masking_of_a_row_that_may_look_at_nothing_is_zero() -> None:
     assert efficient_masking(torch.randn(1, 3), torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[0, 0, 0]]
-
-
-@pytest.mark.parametrize("masking", [naive_masking, efficient_masking])
-def test_maskings_refuse_bad_masks(masking: Callable[[Tensor, Tensor], Tensor]) -> None:
-    with pytest.raises(ValueError, match=r"mask: expected booleans.*float32.*\.bool\(\)"):
-        masking(torch.randn(2, 2), torch.ones(2, 2))
-    with pytest.raises(ValueError, match=r"mask: expected a shape.*\(2, 2\), got \(3, 3\)"):
-        masking(torch.randn(2, 2), regard.causal_mask(3))
-    with pytest.raises(ValueError, match=r"scores: expected a float tensor, got torch.int64"):
-        masking(torch.ones(2, 2, dtype=torch.long), regard.causal_mask(2))
 
 
 def test_check_against_pytorch_notices_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,73 +140,56 @@ def test_bad_sequences_are_answered_kindly(name: str, x: Tensor, message: str) -
         LAYERS[name]()(x)
 
 
-@pytest.mark.parametrize("name", BOUNDED)
-def test_a_sequence_over_the_maximum(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^x: expected a length of at most 6.*got 7"):
-        LAYERS[name]()(torch.randn(2, 7, 8))
+X, BATCH = torch.randn(2, 6, 8), torch.randn(2, 1, 8)
+CACHED = CachedMultiHeadAttention(8, 2)
+GPT_OF_16 = SmallGPT(16, 8, 8, 2, 1)
+SCORES, MASK = torch.randn(2, 2), regard.causal_mask(2)
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: MultiHeadAttention(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
+    (lambda: ProjectedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
+    (lambda: MultiHeadAttention(3, 4, 0), "num_heads: expected a whole number of at least 1, got 0"),
+    (lambda: MultiHeadAttention(3, 4, 2, dropout=1.5), "dropout: expected a probability.*got 1.5"),
+    (lambda: CausalSelfAttention(8, -1), "max_seq_len: expected .* got -1"),
+    (lambda: SelfAttention(2.5), "d_model: expected .* got 2.5"),
+    (lambda: SelfAttention(8, head_dim=0), "head_dim: expected .* got 0"),
+    (lambda: PositionalAttention(8, 2, "sinus"), 'positions: expected "rotary", "alibi" or None.*sinus'),
+    (lambda: PositionalAttention(6, 2), "d_model // num_heads: expected an even width.*got 3"),
+    (lambda: SmallGPT(16, 8, 8, 3, 1), r"num_heads: expected .* divides d_model = 8, got 3"),
+    (lambda: rotate(torch.randn(4, 3)), "x: expected an even width.*got 3"),
+    (lambda: alibi_bias(0, 4), "num_heads: expected .* got 0"),
+    (lambda: CrossAttention(8, d_context=0), "d_context: expected .* got 0"),
+    *(
+        (lambda name=name: LAYERS[name]()(torch.randn(2, 7, 8)), "^x: expected a length of at most 6.*got 7")
+        for name in BOUNDED
+    ),
+    (lambda: SelfAttention(8)(X, torch.ones(6, 6)), "only 0 and 1"),
+    (lambda: SelfAttention(8)(X, torch.ones(3, 6, 6).bool()), "mask"),
+    (lambda: naive_masking(SCORES, torch.ones(2, 2)), r"mask: expected booleans.*float32.*\.bool\(\)"),
+    (lambda: efficient_masking(SCORES, torch.ones(2, 2)), r"mask: expected booleans.*float32.*\.bool\(\)"),
+    (lambda: naive_masking(SCORES, regard.causal_mask(3)), r"mask: .*shape.*\(2, 2\), got \(3, 3\)"),
+    (lambda: efficient_masking(SCORES, regard.causal_mask(3)), r"mask: .*shape.*\(2, 2\), got \(3, 3\)"),
+    (lambda: naive_masking(SCORES.long(), MASK), "scores: expected a float tensor, got torch.int64"),
+    (lambda: efficient_masking(SCORES.long(), MASK), "scores: expected a float tensor, got torch.int64"),
+    (lambda: CrossAttention(8)(X, torch.randn(3, 7, 8)), r"context: .* batch of x, \(2,\), got \(3, 7, 8\)"),
+    (lambda: CACHED(BATCH, [1, 2]), "cache: expected the cache of an earlier call, or None, got list"),
+    (
+        lambda: CACHED(BATCH, (torch.randn(1, 2, 3, 4),) * 2),
+        r"cache: expected \(2, 2, length, 4\), got \(1, ",
+    ),
+    (
+        lambda: CACHED(BATCH, (torch.randn(2, 3, 4),) * 2),
+        r"cache: expected \(2, 2, length, 4\), got \(2, 3, 4\)",
+    ),
+    (lambda: GPT_OF_16(torch.randn(2, 3)), r"ids: expected token ids .* got \(2, 3\) torch.float32"),
+    (lambda: GPT_OF_16(torch.tensor([[0, 16]])), "ids: expected from 0 to 15, got from 0 to 16"),
+    (lambda: GPT_OF_16(torch.zeros(1, 9).long()), "ids: expected a length of at most 8.*got 9"),
+    (lambda: simplified_self_attention(torch.randn(3)), "x: expected a float tensor"),
+    (lambda: simplified_self_attention(torch.ones(2, 3).long()), "x: expected a float tensor"),
+    (lambda: simplified_self_attention([[1.0]]), "x: expected a float tensor"),
+]
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: MultiHeadAttention(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
-        (lambda: ProjectedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
-        (lambda: MultiHeadAttention(3, 4, 0), "num_heads: expected a whole number of at least 1, got 0"),
-        (lambda: MultiHeadAttention(3, 4, 2, dropout=1.5), "dropout: expected a probability.*got 1.5"),
-        (lambda: CausalSelfAttention(8, -1), "max_seq_len: expected .* got -1"),
-        (lambda: SelfAttention(2.5), "d_model: expected .* got 2.5"),
-        (lambda: SelfAttention(8, head_dim=0), "head_dim: expected .* got 0"),
-        (lambda: PositionalAttention(8, 2, "sinus"), 'positions: expected "rotary", "alibi" or None.*sinus'),
-        (lambda: PositionalAttention(6, 2), "d_model // num_heads: expected an even width.*got 3"),
-        (lambda: SmallGPT(16, 8, 8, 3, 1), r"num_heads: expected .* divides d_model = 8, got 3"),
-        (lambda: rotate(torch.randn(4, 3)), "x: expected an even width.*got 3"),
-        (lambda: alibi_bias(0, 4), "num_heads: expected .* got 0"),
-        (lambda: CrossAttention(8, d_context=0), "d_context: expected .* got 0"),
-    ],
-)
-def test_bad_sizes_are_answered_kindly(build: Callable[[], nn.Module], message: str) -> None:
+@together(("call", "message"), REFUSED)
+def test_wrong_use_is_answered_kindly(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build()
-
-
-def test_cross_attention_refuses_another_batch() -> None:
-    with pytest.raises(ValueError, match=r"context: expected the batch of x, \(2,\), got \(3, 7, 8\)"):
-        CrossAttention(8)(torch.randn(2, 6, 8), torch.randn(3, 7, 8))
-
-
-@pytest.mark.parametrize(
-    ("cache", "message"),
-    [
-        ([1, 2], "cache: expected the cache of an earlier call, or None, got list"),
-        (
-            (torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)),
-            r"cache: expected \(2, 2, length, 4\), got \(1, ",
-        ),
-        (
-            (torch.randn(2, 3, 4), torch.randn(2, 3, 4)),
-            r"cache: expected \(2, 2, length, 4\), got \(2, 3, 4\)",
-        ),
-    ],
-)
-def test_a_cache_of_another_layer_is_refused(cache: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CachedMultiHeadAttention(8, 2)(torch.randn(2, 1, 8), cache)
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        (torch.randn(2, 3), r"ids: expected token ids .* got \(2, 3\) torch.float32"),
-        (torch.tensor([[0, 16]]), "ids: expected from 0 to 15, got from 0 to 16"),
-        (torch.zeros(1, 9, dtype=torch.long), "ids: expected a length of at most 8.*got 9"),
-    ],
-)
-def test_bad_token_ids_are_answered_kindly(ids: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SmallGPT(16, 8, 8, 2, 1)(ids)
-
-
-@pytest.mark.parametrize("x", [torch.randn(3), torch.ones(2, 3, dtype=torch.long), [[1.0]]])
-def test_simplified_refuses_what_is_no_sequence(x: Tensor) -> None:
-    with pytest.raises(ValueError, match="x: expected a float tensor"):
-        simplified_self_attention(x)
+        call()

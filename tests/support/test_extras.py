@@ -1,7 +1,5 @@
 """A missing optional library is answered with the command that installs it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Locks: one owner at a time, who is named to the second, and who cannot leave a lock behind."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Files that anyone may have written: what is no regular file, too long, or no JSON ends in one sentence."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The LRU cache: what it keeps, what it evicts, and that an error leaves nothing behind."""
 
-from __future__ import annotations
-
 import pytest
 
 from regard.support.lru import LRUCache

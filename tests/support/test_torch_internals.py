@@ -1,7 +1,5 @@
 """Private names of PyTorch: all of them are there, in one module, each with what replaces it."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import itertools

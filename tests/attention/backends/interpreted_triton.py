@@ -9,8 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-import regard
-from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask, window
+from regard import causal, padding, prefix, rule, window
 from regard.attention.backends import runs
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import (
@@ -27,8 +26,12 @@ from regard.attention.context_parallel.pieces import PartialOutput, piece_gradie
 from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
+from regard.maps import Spans, kernels
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
+from tests.gpu import cases
 from tests.sampling import combine, share
+from tests.truth import cells as true_cells
+from tests.truth import statistics as truth_of_rows
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning",
@@ -36,29 +39,52 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:divide by zero:RuntimeWarning",
 )
 
-IDS = torch.tensor([[0] * 20 + [1] * 7 + [2] * 33, [5] * 48 + [6] * 12])  # (2, 60)
-TABLE = torch.rand(2, 1, 44, 60, generator=torch.Generator().manual_seed(3)) < 0.4
-# name: mask, queries, keys
-CASES = {
-    "full": (None, 40, 60),
-    "causal": (causal, 60, 60),
-    "causal, fewer queries": (causal, 44, 60),
-    "causal, more queries": (causal, 60, 30),
-    "top left": (causal.top_left, 44, 60),
-    "window": (causal & window(20), 60, 60),
-    "narrow window": (causal & window(3), 44, 60),
-    "both sides": (window(9, ahead=5), 44, 60),
-    "prefix": (causal | prefix(21), 44, 60),
-    "documents": (documents(IDS) & causal, 44, 60),
-    "padding": (padding([0, 33]), 40, 60),
-    "chunks": (chunks(7), 44, 60),
-    "heads differ": (rule(lambda b, h, q, k: (q + k + b + h) % 3 == 0), 44, 60),
-    "table": (tensor_mask(TABLE), 44, 60),
-    "not": (~chunks(16) & causal, 44, 60),
-    "alibi": (regard.alibi(2) & causal, 44, 60),
+F32 = torch.float32
+cases.DEVICE, cases.H, cases.G, cases.T, cases.S = "cpu", 2, 1, 44, 60
+SIZES = {"more queries": (60, 30), "as many queries": (60, 60)}  # T and S of these cases, causal ones
+BANDS = "full", "causal", "top left", "window", "narrow", "both sides", "alibi"
+MASKS = cases.masks(window=20, behind=9, ahead=5, prefix=21, document=20, last=33)
+MASKS |= dict.fromkeys(SIZES, causal)
+OPTIONS = "causal", "prefix", "padding"  # under these masks with a soft cap and sink logits
+ROWS, COLS = Spans([3, 8, 24], [4, 24, 40]), Spans.from_edges([0, 1, 2, 5, 30, 31, 40])
+
+
+KERNELS = {
+    "attention": lambda mask, options: cases.attention(mask, F32, 16, 16),
+    "attention, odd widths": lambda mask, options: cases.attention(
+        mask, F32, 20, 5, {"softcap": 1.5, "scale": -0.4, "sinks": True} if options else {"scale": 0.0}
+    ),
+    "pool": lambda mask, options: cases.pool(mask, 11, 30, None, F32, 8),
+    "spans": lambda mask, options: cases.span_pool(mask, "signed", F32, 8, ROWS, COLS),
+    "spans, gain above 0": lambda mask, options: cases.span_pool(mask, "above 0", F32, 8, COLS, ROWS),
+    "column sums": lambda mask, options: cases.weighted_received(mask, F32, 8, options),
+    "rows": lambda mask, options: cases.row_reductions(mask, F32, 8, None, options, (1, 11)),
+    "statistics": lambda mask, options: cases.statistics(mask, F32, 8, 0, options),
 }
-# Interpreting is slow: two texts only where a mask tells them apart.
-TEXTS = dict.fromkeys(CASES, 1) | dict.fromkeys(("documents", "padding", "heads differ", "table"), 2)
+
+UNDER_MASKS = [(kernel, name) for n, kernel in enumerate(KERNELS) for name in share(MASKS, len(MASKS), 2 * n)]
+
+
+@pytest.mark.parametrize(("kernel", "name"), UNDER_MASKS)
+def test_a_kernel_does_what_it_does_on_a_gpu(kernel, name, monkeypatch):
+    for field, size in zip("TS", SIZES.get(name, (44, 60)), strict=True):
+        monkeypatch.setattr(cases, field, size)
+    KERNELS[kernel](MASKS[name], name in OPTIONS)
+
+
+@pytest.mark.parametrize(("name", "options"), share(product(BANDS, [False, True]), 14, turn=3))
+def test_forward_with_cells(name, options):
+    cases.forward_with_cells(MASKS[name], F32, 20, 5, options and name != "alibi", size=32)
+
+
+@pytest.fixture(autouse=True)
+def _maps_on_a_cpu_take_the_kernels(monkeypatch):
+    def kernel_map(m):
+        mask = m.mask if m.mask.band(*m.matrix[2:]) is not None else m.mask.simplified(m.matrix)
+        served = KernelMap(m.q, m.k, m.lse, mask, m.scale, m.softcap)
+        return served if m.dtype == F32 else None
+
+    monkeypatch.setattr(kernels, "kernel_map", kernel_map)
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +98,9 @@ def _small_blocks(monkeypatch):
         "topk": (32, 16),
         "spans": (32, 16),
     }
+    monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
+    for module, name in ((span_pool, "MAX_BUFFER"), (cells, "MAX_SCRATCH")):
+        monkeypatch.setattr(module, name, 1)  # the heads use it in turn
     monkeypatch.setattr(
         configs,
         "choose",
@@ -94,41 +123,6 @@ def assert_near(result, truth, most):
     assert torch.equal(result.isinf(), truth.isinf())
     gap = (result.double() - truth).masked_fill(truth.isinf(), 0.0).abs().max().item()
     assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
-
-
-@pytest.mark.parametrize("case", share(CASES, 16, turn=8))
-def test_forward(case):
-    mask, T, S = CASES[case]
-    q, k, v = draw(T, S, B=TEXTS[case])
-    problem = prepare(q, k, v, mask=mask)
-    assert launch.unsupported_reason(problem) is None
-    output, lse = launch.run(problem)
-    steps = trace(q.double(), k.double(), v.double(), mask)
-    assert_near(output, steps.output, 2e-6)
-    assert_near(lse, true_lse(steps.masked), 2e-6)
-
-
-@pytest.mark.parametrize(
-    ("case", "scale", "softcap", "sinks"),
-    share(
-        [
-            ("full", 0.7, 1.5, True),
-            ("full", 0.0, None, False),
-            ("prefix", -0.4, 1.5, True),
-            ("both sides", -0.4, None, True),
-        ],
-        2,
-    ),
-)
-def test_forward_options(case, scale, softcap, sinks):
-    mask, T, S = CASES[case]
-    q, k, v = draw(T, S, B=TEXTS[case], D=20, E=5)
-    options = {"scale": scale, "softcap": softcap, "sinks": torch.randn(2) if sinks else None}
-    output, lse = launch.run(prepare(q, k, v, mask=mask, **options))
-    options["sinks"] = options["sinks"].double() if sinks else None
-    steps = trace(q.double(), k.double(), v.double(), mask, **options)
-    assert_near(output, steps.output, 2e-6)
-    assert_near(lse, true_lse(steps.masked, options["sinks"]), 2e-6)
 
 
 @pytest.mark.at_length("test_interpreted")
@@ -186,41 +180,6 @@ def test_forward_and_gradients_of_keys_nobody_sees(mask):
         assert torch.equal(clean, poisoned)
 
 
-@pytest.mark.parametrize(
-    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 12)
-)
-def test_gradients(case):
-    mask, T, S = CASES[case]
-    options = {"softcap": 1.5, "scale": 0.6} if case in ("both sides", "prefix") else {}
-    inputs = [*draw(T, S, B=TEXTS[case], D=8, E=5), torch.randn(2)]
-    upstream = torch.randn(TEXTS[case], 2, T, 5)
-    results, truths = [], []
-    for found, dtype in ((results, torch.float32), (truths, torch.float64)):
-        q, k, v, sinks = (x.to(dtype).requires_grad_() for x in inputs)
-        if dtype == torch.float32:
-            output, lse = launch.run(prepare(q, k, v, mask=mask, sinks=sinks, **options))
-            assert not lse.requires_grad
-        else:
-            output = trace(q, k, v, mask, sinks=sinks, **options).output
-        found += torch.autograd.grad(output, (q, k, v, sinks), upstream.to(dtype))
-    for result, truth in zip(results, truths, strict=True):
-        assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
-
-
-def reduced(case):
-    """A case as the kernels that reduce a map take it, with the steps of the same attention in float64."""
-    mask, T, S = CASES[case]
-    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    softcap, sinks = (
-        (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
-    )
-    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
-    problem = prepare(q, k, k, mask=mask)
-    assert launch.unsupported_map_reason(q, k, problem.mask) is None
-    lse = true_lse(steps.masked, sinks).float()
-    return KernelMap(q, k, lse, problem.mask, problem.scale, softcap), steps
-
-
 def square(mask):
     """The map of 64 queries and as many keys under a mask, and its steps in float64."""
     q, k, _ = draw(64, 64, B=1)
@@ -237,40 +196,6 @@ def with_nan():
     return KernelMap(q, k, lse, mask, 0.25, None)
 
 
-def binned(weights, rows, cols):
-    """Mass and peak of each bin, cut out of the whole matrix one by one."""
-    T, S = weights.shape[-2:]
-    mass, peak = weights.new_zeros(2, *weights.shape[:2], rows, cols)
-    for i in range(rows):
-        for j in range(cols):
-            tile = weights[..., i * T // rows : (i + 1) * T // rows, j * S // cols : (j + 1) * S // cols]
-            mass[..., i, j], peak[..., i, j] = tile.sum(-1).mean(-1), tile.amax((-2, -1))
-    return mass, peak
-
-
-@pytest.mark.parametrize(
-    ("case", "rows", "cols"),
-    share(
-        [
-            ("causal", 4, 15),
-            ("causal", 22, 60),
-            ("both sides", 1, 2),
-            ("both sides", 22, 60),
-            ("prefix", 11, 3),
-            ("prefix", 4, 15),
-            ("padding", 7, 9),
-            ("heads differ", 11, 30),
-            ("alibi", 4, 4),
-        ],
-        5,
-    ),
-)
-def test_pool(case, rows, cols):
-    m, steps = reduced(case)
-    for result, truth in zip(pool.pool(m, rows, cols), binned(steps.weights, rows, cols), strict=True):
-        assert_near(result, truth, 2e-6)
-
-
 @pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize(
     ("mask", "rows", "cols"),
@@ -283,68 +208,7 @@ def test_pool(case, rows, cols):
     ids=str,
 )
 def test_pool_of_bins_that_fill_blocks(rows, cols, mask):
-    m, steps = square(mask)
-    for result, truth in zip(pool.pool(m, rows, cols), binned(steps.weights, rows, cols), strict=True):
-        assert_near(result, truth, 2e-6)
-
-
-# Spans with and without gaps: equal, single positions beside a long one, some of 16, which fills a block.
-SPANS = {
-    "edges": [(0, 1), (1, 2), (2, 5), (5, 30), (30, 31), (31, 40)],
-    "gaps": [(3, 4), (7, 9), (11, 37)],
-    "blocks": [(8, 24), (24, 40)],
-    "long": [(1, 40)],
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "rows", "cols"),
-    share(
-        [
-            ("full", "blocks", "edges"),
-            ("causal", "edges", "edges"),
-            ("causal, fewer queries", "gaps", "edges"),
-            ("window", "gaps", "blocks"),
-            ("both sides", "long", "gaps"),
-            ("prefix", "edges", "gaps"),
-            ("heads differ", "blocks", "edges"),
-            ("alibi", "gaps", "long"),
-        ],
-        8,
-    ),
-)
-def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
-    monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
-    monkeypatch.setattr(span_pool, "MAX_BUFFER", 1)  # the heads use the buffer in turn
-    m, steps = reduced(case)
-    B, H, _, S = m.matrix
-    bounds = [torch.tensor(SPANS[name]).T for name in (rows, cols)]
-    for gain in (None, torch.rand(B, H, S), torch.randn(B, H, S)):
-        entries = steps.weights if gain is None else steps.weights * gain.double().unsqueeze(-2)
-        found = pool.pool(m, *bounds, gain)
-        parts = [[entries[..., a:b, c:d] for c, d in SPANS[cols]] for a, b in SPANS[rows]]
-        mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts], -2)
-        assert_near(found[0], mass, 4e-6)
-        peak = torch.stack([torch.stack([largest(x.flatten(-2)) for x in row], -1) for row in parts], -2)
-        assert_near(found[1], peak, 4e-6)
-
-
-def largest(x):
-    return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
-
-
-@pytest.mark.parametrize("case", share(CASES, 16, turn=9))
-def test_column_sums(case):
-    m, steps = reduced(case)
-    B, H, T, _ = m.matrix
-    few = torch.tensor([1, 2, 17, 29])
-    for rows in (None, few):
-        w = 1e3 * torch.randn(B, H, T)
-        if rows is not None:
-            w[:, :, [i for i in range(T) if i not in few]] = 0.0
-        found = column_sums.column_sums(m, w, rows)
-        truth = (w.double().unsqueeze(-2) @ steps.weights).squeeze(-2)
-        assert_near(found, truth, 1e-6 * w.abs().sum(-1).max().item())
+    cases.pool(mask, rows, cols, 64, F32, 16)
 
 
 @pytest.mark.at_length("test_interpreted")
@@ -355,37 +219,14 @@ def test_column_sums_beside_rows_and_keys_that_hold_nan():
     assert torch.isfinite(column_sums.column_sums(m, w)).all()
 
 
-@pytest.mark.parametrize("case", share(CASES, 16))
-def test_row_sums_under_a_narrower_mask_and_times_gains(case):
-    m, steps = reduced(case)
-    B, H, T, S = m.matrix
-    for narrow in (window(5), prefix(7)):
-        joint = m.mask & narrow
-        under = steps.weights * joint.tile(slice(0, T), slice(0, S), m.matrix)
-        assert_near(row_reductions.row_sums(m._replace(mask=joint)), under.sum(-1), 2e-6)
-    u = torch.randn(B, H, S)
-    found = row_reductions.row_sums(m, u)
-    assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
-    if T <= S:  # every query is one of the positions
-        ids, *key_ids = torch.randint(0, 3, (3, B, S))
-        both = row_reductions.pair_sums(m, ids, torch.stack(key_ids))
-        for found, table in zip(both, key_ids, strict=True):
-            counts = (ids[:, S - T :, None] == table[:, None]) & torch.ones(T, S).tril(S - T - 1).bool()
-            assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
-
-
-@pytest.mark.parametrize("case", share(CASES, 16, turn=1))
-def test_topk(case):
-    m, steps = reduced(case)
-    for count in (1, 11) if case in ("causal", "prefix") else (11,):
-        weights, keys = row_reductions.topk(m, count)
-        assert_near(weights, steps.weights.topk(count).values, 2e-6)
-        assert torch.equal(keys == -1, weights == 0)
-        # Each key is named once, and has the weight that stands beside it.
-        chosen = torch.zeros_like(steps.weights).scatter_add_(-1, keys.clamp(min=0), weights.double())
-        times = torch.zeros_like(steps.weights).scatter_add_(-1, keys.clamp(min=0), (keys >= 0).double())
-        assert times.max() <= 1
-        assert_near(chosen, steps.weights * times, 2e-6)
+@pytest.mark.parametrize("mask", share([causal, window(9, ahead=5), padding([21])], 3), ids=str)
+def test_weights_of_pairs_are_summed(mask):
+    m, steps = square(mask)
+    ids, *key_ids = torch.randint(0, 3, (3, 1, 64))
+    both = row_reductions.pair_sums(m, ids, torch.stack(key_ids))
+    for found, table in zip(both, key_ids, strict=True):
+        counts = (ids[:, :, None] == table[:, None]) & torch.ones(64, 64).tril(-1).bool()
+        assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
 
 
 @pytest.mark.at_length("test_interpreted")
@@ -423,24 +264,7 @@ def test_diagonal(dtype, softcap):
 
 
 def true_statistics(weights, masked, first_position):
-    T, S = weights.shape[-2:]
-    back = torch.arange(T)[:, None] + first_position - torch.arange(S)
-    return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2), masked.amax(-1)
-
-
-@pytest.mark.parametrize("case", share(CASES, 16, turn=10))
-def test_statistics(case):
-    m, steps = reduced(case)
-    _, _, T, S = m.matrix
-    found = row_reductions.statistics(m, S - T)
-    for result, truth in zip(found, true_statistics(steps.weights, steps.masked, S - T), strict=True):
-        # A row without visible keys has −inf for its largest score.
-        assert torch.equal(result == -torch.inf, truth == -torch.inf)
-        result, truth = (x.masked_fill(truth == -torch.inf, 0.0) for x in (result, truth))
-        assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
-    if case in ("causal", "prefix"):
-        for alone, result in zip(row_reductions.row_statistics(m, S - T), found[:2], strict=True):
-            assert torch.equal(alone, result)
+    return *truth_of_rows(weights, first_position), masked.amax(-1)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +281,7 @@ def test_summary_of_bins_that_fill_blocks(rows, cols, mask):
     """Cells and statistics from one pass: bins of several to a block, of one block, and of several blocks."""
     m, steps = square(mask)
     found = pool.summary(m, 0, rows, cols)
-    truths = *binned(steps.weights, rows, cols), *true_statistics(steps.weights, steps.masked, 0)
+    truths = *true_cells(steps.weights, rows, cols), *true_statistics(steps.weights, steps.masked, 0)
     for result, truth in zip(found, truths, strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
     for alone, result in zip(row_reductions.statistics(m, 0), found[2:], strict=True):
@@ -488,7 +312,7 @@ def test_statistics_and_pool_of_some_rows_and_keys(mask):
         found = pool.pool(
             KernelMap(q[:, :, 21:], k[:, :, first:last], lse[:, :, 21:], part, 0.25, None), 13, 8
         )
-        for result, truth in zip(found, binned(cut, 13, 8), strict=True):
+        for result, truth in zip(found, true_cells(cut, 13, 8), strict=True):
             assert_near(result, truth, 2e-6)
 
 
@@ -527,12 +351,12 @@ def test_large_scores_err_no_more_than_eager_attention(size):
 @pytest.mark.parametrize("case", share(["causal", "window", "documents"], 3))
 def test_pieces_of_a_ring(case):
     """The rows of one of two ranks: merged pieces, and gradients from the lse of the whole rows."""
-    mask, _, S = CASES[case]
-    q, k, v = draw(S, S, B=TEXTS[case])
+    mask, S = MASKS[case], cases.S
+    q, k, v = draw(S, S)
     runs = split_rows(S, 2, "head-tail")
     rows = torch.tensor([i for run in runs[1] for i in run])
     problem = prepare(q[:, :, rows], k, v)
-    partial, grad = PartialOutput.empty(problem), torch.randn(TEXTS[case], 2, len(rows), 16)
+    partial, grad = PartialOutput.empty(problem), torch.randn(2, 2, len(rows), 16)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     dq = torch.zeros_like(problem.q)
     blocks = [torch.tensor([i for run in of_rank for i in run]) for of_rank in runs]
@@ -560,40 +384,3 @@ def test_pieces_of_a_ring(case):
     true_dq, true_dk, true_dv = torch.autograd.grad(right.output, exact, upstream)
     for found, true in ((dq, true_dq[:, :, rows]), (dk, true_dk), (dv, true_dv)):
         assert_near(found, true, 2e-5)
-
-
-@pytest.mark.parametrize(
-    ("case", "size"),
-    share([("causal, fewer queries", 32), ("full", 64), ("window", 32), ("both sides", 64)], 4),
-)
-def test_forward_with_cells(case, size, monkeypatch):
-    """Output, lse and the weights pooled into cells, from one pass; the heads use the scratch in turn."""
-    mask, T, S = CASES[case]
-    q, k, v = draw(T, S, B=1)
-    monkeypatch.setattr(cells, "MAX_SCRATCH", 1)
-    output, lse, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask), size)
-    steps = trace(q.double(), k.double(), v.double(), mask)
-    assert_near(output, steps.output, 2e-6)
-    assert_near(lse, true_lse(steps.masked), 2e-6)
-    for found, truth in zip(pooled[1:], cells_of(steps.weights, size), strict=True):
-        assert_near(found, truth, 2e-6)
-
-
-@pytest.mark.at_length("test_interpreted")
-def test_forward_with_cells_and_options():
-    """A negative scale, a soft cap, sink logits, odd widths, and queries that see no key."""
-    mask, T, S = CASES["causal, more queries"]
-    q, k, v = draw(T, S, B=1, D=20, E=5)
-    options, sinks = {"scale": -0.4, "softcap": 1.5}, torch.randn(2)
-    _, _, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask, sinks=sinks, **options), 32)
-    weights = trace(q.double(), k.double(), v.double(), mask, sinks=sinks.double(), **options).weights
-    for found, truth in zip(pooled[1:], cells_of(weights, 32), strict=True):
-        assert_near(found, truth, 2e-6)
-
-
-def cells_of(weights, size):
-    """The mean row mass and the largest weight of cells of size × size, the last of which may be smaller."""
-    cells = [row.split(size, -1) for row in weights.split(size, -2)]
-    mass = [torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells]
-    most = [torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells]
-    return torch.stack(mass, -2), torch.stack(most, -2)

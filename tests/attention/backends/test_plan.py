@@ -1,45 +1,28 @@
-"""Plans: the second call of `attend` is the first one over again, and whatever may change it is noticed."""
+"""Plans, row blocks and settled lengths: a second call is the first one over again."""
 
 import threading
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
+from regard.attention.backends import fused_attention, plan
+from regard.attention.backends.fused_attention import SettledLength
 from regard.attention.backends.plan import find_plan
+from tests import strategies, truth
 
 
 def tensors(T: int = 8, **options: Any) -> list[torch.Tensor]:
     return [torch.randn(1, 2, T, 4, **options) for _ in range(3)]
 
 
-def plan(q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
+def plan_of(q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
     return find_plan((q, k, v, mask, scale, None, None, 0.0, "auto"))[0]
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"scale": True}, "scale: expected a finite number"),
-    ({"dropout": False}, "dropout: expected a probability"),
-    ({"backend": ["auto"]}, "backend: expected one of"),
-    ({"mask": "causal"}, "mask: expected"),
-    ({"v": torch.randn(1, 2, 7, 4)}, "v: expected 8 keys"),
-    ({"v": torch.randn(1, 2, 8, 4).double()}, "v: expected torch.float32"),
-    ({"k": torch.randn(1, 2, 8, 4).to_sparse()}, "k: expected an ordinary dense tensor"),
-    ({"q": torch.randn(1, 2, 8, 4, device="meta")}, "k: expected it on meta"),
-    ({"k": [1.0]}, "k: expected a torch.Tensor"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_wrong_call_beside_a_planned_one_is_answered_every_time(wrong: Any, message: str) -> None:
-    q, k, v = tensors()
-    right = {"q": q, "k": k, "v": v, "mask": regard.causal, "scale": 1.0, "dropout": 0.0}
-    for _ in range(2):
-        regard.attend(**right)
-        with pytest.raises(ValueError, match=message):
-            regard.attend(**right | wrong)
 
 
 def test_a_growing_cache_has_one_plan_and_wrong_lengths_are_still_answered() -> None:
@@ -53,7 +36,7 @@ def test_a_growing_cache_has_one_plan_and_wrong_lengths_are_still_answered() -> 
             steps = regard.attend(q, *given, mask=regard.causal, return_lse=True, backend="steps")
             assert torch.allclose(output, steps[0], atol=1e-6)
             assert torch.allclose(lse, steps[1], atol=1e-5)
-            plans.append(plan(q, *given, mask=regard.causal))
+            plans.append(plan_of(q, *given, mask=regard.causal))
     assert all(each is plans[0] is not None for each in plans)
     with pytest.raises(ValueError, match="v: expected 40 keys"):
         regard.attend(q, k, v[:, :, :39], mask=regard.causal)
@@ -86,7 +69,7 @@ def test_a_forced_backend_and_pytorchs_settings_are_noticed() -> None:
     with sdpa_kernel(SDPBackend.MATH):
         assert regard.which_backend(q, k, v).backend == "tiled"
         assert torch.allclose(regard.attend(q, k, v), regard.attend(q, k, v, backend="steps"), atol=1e-6)
-        assert plan(q, k, v) is None
+        assert plan_of(q, k, v) is None
     with pytest.raises(ValueError, match="no fused kernel"), sdpa_kernel(SDPBackend.MATH):
         regard.attend(q, k, v, backend="torch")
 
@@ -104,15 +87,6 @@ def test_a_modified_mask_is_read_again() -> None:
     right = regard.attend(q, k[:, :, :4], v[:, :, :4], backend="steps")
     for mask in masks:
         assert torch.allclose(regard.attend(q, k, v, mask=mask), right, atol=1e-6)
-
-
-def test_a_compiled_call_is_one_graph_beside_a_planned_one() -> None:
-    q, k, v = tensors()
-    planned = [regard.attend(q, k, v, mask=regard.causal) for _ in range(2)][1]
-    compiled = torch.compile(
-        lambda q: regard.attend(q, k, v, mask=regard.causal), backend="eager", fullgraph=True
-    )
-    assert torch.allclose(compiled(q), planned, atol=1e-6)
 
 
 def test_threads_plan_at_once() -> None:
@@ -134,3 +108,143 @@ def test_threads_plan_at_once() -> None:
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(4), True)
+
+
+MASKS = [
+    regard.causal & regard.window(5),
+    regard.window(3, ahead=2),
+    regard.chunks(7),
+    regard.causal | regard.prefix(4),
+    ~regard.window(2) | regard.window(2, ahead=0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_blocks_err_no_more_than_pytorch(mask: Any, dtype: torch.dtype) -> None:
+    x = strategies.tensors(strategies.Sizes(1, 2, 2, 150, 150, 16, 16), 3, dtype)
+    allowed = mask.to_dense(150)
+    right = regard.attend(*(y.double() for y in x[:3]), mask=mask, return_lse=True, backend="steps")
+    output, lse = regard.attend(*x[:3], mask=mask, return_lse=True)
+    theirs = sdpa(*x[:3], attn_mask=allowed)
+    assert truth.ratio_to_torch(output, theirs, right[0]) <= 2.0
+    assert torch.allclose(lse.double(), right[1], atol=2e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_key_that_one_query_sees_spoils_its_row_alone(bad: float) -> None:
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 9, 4)
+    mask = regard.causal & regard.window(4)
+    k[:, :, 8] = bad  # seen by the last query alone
+    spoiled = regard.attend(q, k, k, mask=mask).isnan()
+    assert torch.equal(spoiled, regard.attend(q, k, k, mask=mask, backend="tiled").isnan())
+
+
+def test_who_is_served_by_blocks() -> None:
+    q = torch.randn(1, 2, 8, 4)
+    mask = regard.causal & regard.window(3)
+
+    def backend(q: torch.Tensor, mask: Any) -> str:
+        return regard.which_backend(q, q, q, mask=mask).backend
+
+    assert backend(q, mask) == "torch"
+    assert (
+        backend(q.clone().requires_grad_(), mask) == "tiled"
+    )  # whose gradients keep the digits of large scores
+    assert backend(q, regard.rule(lambda b, h, q, k: k <= q)) == "torch"
+    assert backend(q, regard.rule(lambda b, h, q, k: k <= q + h)) == "tiled"  # not the same for all heads
+    read = [0]
+    assert backend(q, regard.rule(lambda b, h, q, k: k <= q + read[0])) == "tiled"  # what it reads may change
+    assert backend(q, ~regard.causal) == "tiled"  # the last query sees no key
+    assert backend(q, mask & regard.alibi(2)) == "tiled"
+
+
+def test_forward_mode_differentiation_goes_by_tiles() -> None:
+    x = strategies.tensors(strategies.Sizes(1, 2, 2, 6, 6, 4, 4), 1, torch.float64)
+    mask, tangent = regard.causal & regard.window(3), torch.randn(1, 2, 6, 4, dtype=torch.float64)
+    regard.attend(*x[:3], mask=mask)  # leaves a plan
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.q, tangent)
+        found = torch.autograd.forward_ad.unpack_dual(regard.attend(dual, *x[1:3], mask=mask)).tangent
+    step = 1e-6
+    moved = [regard.attend(x.q + s * tangent, *x[1:3], mask=mask) for s in (step, -step)]
+    assert torch.allclose(found, (moved[0] - moved[1]) / (2 * step), atol=1e-8)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that were called, on a CPU in place of a GPU."""
+    called: list[str] = []
+
+    def flash(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, ...]:
+        called.append("flash")
+        return (scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True),)
+
+    monkeypatch.setattr(fused_attention, "SETTLED", 4)
+    monkeypatch.setattr(fused_attention, "flash_attention", flash)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return called
+
+
+def settled(calls: list[str], scale: float = 0.5) -> SettledLength:
+    def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        calls.append("chosen")
+        return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+
+    return SettledLength(scale, chosen)
+
+
+def step(attention: SettledLength, keys: int, capacity: int | None = None) -> None:
+    q, cache = torch.randn(1, 4, 1, 8), torch.randn(1, 2, capacity or keys, 8)[:, :, :keys]
+    expected = scaled_dot_product_attention(q, cache, cache, scale=0.5, enable_gqa=True)
+    assert torch.equal(attention(q, cache, cache), expected)
+
+
+def test_a_settled_length_goes_over_once(calls: list[str]) -> None:
+    attention = settled(calls)
+    for _ in range(9):
+        step(attention, 8)
+    assert calls == ["flash"] * 4 + ["chosen"] * 5
+    step(attention, 9)
+    step(attention, 8)  # which has to settle again
+    assert calls[9:] == ["flash"] * 2
+
+
+@pytest.mark.parametrize(
+    "caches",
+    [[(length, 40) for length in range(5, 30) for _ in range(3)], [(8, 30), (8, 40)] * 10],
+    ids=["lengths that grow under three layers", "other strides"],
+)
+def test_other_lengths_and_strides_do_not_settle(calls: list[str], caches: list[tuple[int, int]]) -> None:
+    attention = settled(calls)
+    for length, capacity in caches:
+        step(attention, length, capacity)
+    assert set(calls) == {"flash"}
+
+
+def test_it_does_not_go_over_inside_a_cuda_graph(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    attention, capturing = settled(calls), [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    for _ in range(9):
+        step(attention, 8)
+    assert set(calls) == {"flash"}
+    capturing[0] = False
+    step(attention, 8)
+    step(attention, 8)
+    assert calls[-1] == "chosen"
+
+
+def test_lengths_share_a_plan(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_plans", {})
+    q, long, short = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 8, 8)
+    regard.attend(q, short, short)
+    found, key = plan.find_plan((q, short, short, None, None, None, None, 0.0, "auto"))
+    assert found is not None
+    assert key is not None
+    plan._plans[key] = found._replace(kernel=settled(calls, 8**-0.5))  # as on a GPU
+    for _ in range(8):
+        regard.attend(q, short, short)
+    assert calls == ["flash"] * 4 + ["chosen"] * 4
+    regard.attend(q, long, long)
+    assert calls[8:] == ["flash"]
+    assert plan.find_plan((q, long, long, None, None, None, None, 0.0, "auto"))[1] == key

@@ -1,4 +1,4 @@
-"""Triton's kernels, interpreted on the CPU.
+"""Triton's kernels, interpreted on the CPU, what they refuse, their block lists, the line once compiled.
 
 Whether Triton interprets is settled once for a process, when it is imported, and it must not be settled for
 the other tests: so `interpreted_triton.py` runs in a process of its own.
@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import regard
 from regard.attention.backends.problem import prepare
-from regard.attention.backends.triton import launch
+from regard.attention.backends.triton import compile_notice, launch
 from regard.attention.masks.bands import Band
 from regard.attention.masks.block_lists import cut_into_blocks, find_visible_blocks
 from regard.attention.masks.views import Keys, Rows
@@ -158,3 +160,48 @@ def test_whether_a_mask_hides_keys_from_everybody(mask, T, S):
     assert find_visible_blocks(mask, shape, rows[0], *cols).hides_keys == truth
     if (band := mask.band(T, S)) is not None:
         assert band.hides_keys(T, S) == truth
+
+
+OURS, THEIRS = (
+    SimpleNamespace(fn=SimpleNamespace(module=name))
+    for name in ("regard.attention.kernels", "torch.inductor")
+)
+
+
+def test_the_first_kernel_that_is_compiled_is_announced_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compile_notice, "_is_watched", lambda: True)
+    heard: list[dict[str, Any]] = []
+    notice = compile_notice.CompileNotice(lambda **event: heard.append(event))
+    notice(src=OURS, cache_hit=True, times=None)
+    notice(src=THEIRS, cache_hit=False, times=None)
+    notice(
+        src=SimpleNamespace(path="a.ttir"), cache_hit=False, times=None
+    )  # compiled from a file: has no function
+    assert capsys.readouterr().err == ""
+    notice(src=OURS, cache_hit=False, times=None)
+    notice(src=OURS, cache_hit=False, times=None)
+    assert capsys.readouterr().err == compile_notice.LINE + "\n"
+    assert [event["cache_hit"] for event in heard] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]  # by the other listener
+
+
+def test_a_log_file_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    compile_notice.CompileNotice()(src=OURS, cache_hit=False, times=None)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.at_length("test_the_first_kernel_that_is_compiled_is_announced_once")
+def test_triton_calls_the_listener_once_kernels_are_loaded() -> None:
+    program = (
+        "import regard.attention.backends.triton.pool_kernel, triton\n"
+        "print(type(triton.knobs.compilation.listener).__name__)\n"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert output.stdout == "CompileNotice\n"

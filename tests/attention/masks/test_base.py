@@ -2,13 +2,22 @@
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import regard
 from regard import causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
 from regard.attention.masks.grid import block_table, one_block
-from tests.strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, sizes
+from tests import strategies
+from tests.sampling import examples
+from tests.strategies import (
+    DrawnMask,
+    arbitrary_masks,
+    masks,
+    positional_masks,
+    sized_masks,
+    sizes,
+)
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
 
@@ -19,8 +28,18 @@ def whole(drawn_or_mask, n) -> torch.Tensor:
     return mask.tile(slice(None), slice(None), n.matrix).expand(n.matrix)
 
 
+@pytest.mark.parametrize("family", [*strategies.POSITIONAL, *strategies.ARBITRARY])
+@settings(max_examples=examples(36))
+@given(st.data())
+def test_a_rule_means_what_its_definition_says(family, data):
+    n = data.draw(sizes())
+    masks_of = positional_masks if family in strategies.POSITIONAL else arbitrary_masks
+    drawn = data.draw(masks_of(n, family))
+    assert torch.equal(whole(drawn, n), drawn.allowed())
+
+
 @given(sized_masks())
-def test_a_rule_means_what_its_definition_says(drawn):
+def test_a_combination_means_what_its_definition_says(drawn):
     assert torch.equal(whole(drawn, drawn.n), drawn.allowed())
     added, bias = drawn.score_bias(), drawn.mask.bias(slice(None), slice(None), drawn.n.matrix)
     assert drawn.mask.biased == (added is not None) == (bias is not None)
@@ -107,22 +126,13 @@ def test_a_block_is_never_called_empty_or_full_falsely(drawn, rows, cols):
     assert not (every & ~truly_every).any(), "a block that refuses something was called full"
 
 
+@pytest.mark.parametrize("family", strategies.POSITIONAL)
+@settings(max_examples=examples(24))
 @given(st.data(), st.integers(1, 5), st.integers(1, 5))
-def test_blocks_of_rules_by_position_are_told_exactly(data, rows, cols):
-    drawn = data.draw(positional_masks(data.draw(sizes())))
+def test_blocks_of_rules_by_position_are_told_exactly(family, data, rows, cols):
+    drawn = data.draw(positional_masks(data.draw(sizes(12)), family))
     for found, truth in zip(block_bounds(drawn, rows, cols), block_truth(drawn, rows, cols), strict=True):
         assert torch.equal(found, truth)
-
-
-@pytest.mark.parametrize("T", [3, 12])
-@pytest.mark.parametrize("rows", [1, 3, 5])
-@pytest.mark.parametrize("cols", [1, 2, 5])
-def test_blocks_of_documents_in_order_are_told_exactly(T, rows, cols):
-    ids = [[0, 0, 0, 1, 1, 4, 4, 4, 4, 7, 7, 7], [2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 9]]
-    n = Sizes(B=2, H=1, G=1, T=T, S=12, D=1, E=1)
-    drawn = DrawnMask(documents(torch.tensor(ids)), n, lambda b, h, i, j: ids[b][i + n.S - n.T] == ids[b][j])
-    for found, true in zip(block_bounds(drawn, rows, cols), block_truth(drawn, rows, cols), strict=True):
-        assert torch.equal(found, true)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0)])

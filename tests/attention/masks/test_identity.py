@@ -1,4 +1,4 @@
-"""A function counts by its code and the values that it reads; one that reads other objects is not cached."""
+"""What is cached of a mask: a function counts by its code and what it reads, and is asked about intervals."""
 
 import functools
 import math
@@ -8,10 +8,12 @@ import torch
 
 import regard
 from regard.attention.masks import memo
+from regard.attention.masks.grid import block_table
 from regard.attention.masks.identity import identify
 from regard.attention.masks.interval import Interval
 from regard.attention.masks.memo import is_memoized, memoize_on_mask
 from regard.attention.masks.rule_mask import Rule, _reads_positions_only
+from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from regard.support.lru import LRUCache
 
@@ -110,6 +112,15 @@ def test_a_function_that_reads_other_objects_is_asked_in_every_call(name):
     assert not is_memoized(regard.causal & regard.rule(NOT_CACHED[name]))
 
 
+def test_a_mask_that_does_not_say_what_it_depends_on_is_asked_in_every_call():
+    class Odd(regard.Mask):
+        pass
+
+    assert not is_memoized(Odd())
+    with torch.inference_mode():
+        assert not is_memoized(regard.padding(torch.ones(1, 4, dtype=torch.bool)))
+
+
 def answers(mask, n=6):
     """What is cached of a mask, computed only if it is not."""
     return memoize_on_mask(mask, n, lambda: mask.to_dense(n))
@@ -202,20 +213,12 @@ def test_the_default_dtype_counts():
 
 def test_selected_heads_and_sequences_are_told_apart():
     mask = regard.rule(lambda b, h, q, k: q - k <= h + 2 * b)
-    everything = mask.tile(range(6), range(6), (2, 4, 6, 6))
-    selections = (slice(0, 2), slice(1, 3)), ([1, 0], torch.tensor([3, 0])), (slice(1, 2), slice(0, 4, 2))
-    for batch, heads in selections:
+    everything, found = mask.tile(range(6), range(6), (2, 4, 6, 6)), []
+    for batch, heads in ((slice(0, 2), slice(1, 3)), ([1, 0], torch.tensor([3, 0]))):
         part = mask.select(batch, heads)
         assert is_memoized(part)
-        expected = everything[batch][:, heads]
-        shape = (*expected.shape[:2], 6, 6)
-        found = memoize_on_mask(part, shape, lambda: part.tile(range(6), range(6), shape))  # noqa: B023
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-        again = part.select(slice(1, None), slice(0, 2))
-        again_shape = (len(expected) - 1, 2, 6, 6)
-        if again_shape[0]:
-            tile = again.tile(range(6), range(6), again_shape)
-            torch.testing.assert_close(tile, expected[1:, :2], rtol=0, atol=0)
+        found.append(memoize_on_mask(part, 6, lambda: part.tile(range(6), range(6), (2, 2, 6, 6))))  # noqa: B023
+        torch.testing.assert_close(found[-1], everything[batch][:, heads], rtol=0, atol=0)
     assert mask.select(slice(0, 2), slice(None)) is mask
 
 
@@ -257,3 +260,124 @@ def test_a_function_that_reads_no_head_is_the_same_for_all_of_them():
     assert not _reads_positions_only(lambda b, h, q, k: (b == 0) | (q >= k))
     mask = regard.rule(lambda b, h, q, k: q >= k)
     assert mask.select(slice(1, 2), [3]) is mask
+
+
+class Counter:
+    def __init__(self):
+        self.made = 0
+
+    def __call__(self):
+        self.made += 1
+        return self.made
+
+
+def test_the_same_rule_made_anew_is_recognised():
+    make, ids = Counter(), torch.tensor([[0, 0, 1]])
+    documents = regard.documents(ids)
+    for _ in range(3):
+        mask = Keys(Rows(regard.causal & documents, 1, 3), 0, 3)
+        assert memoize_on_mask(mask, "a", make) == 1
+    assert memoize_on_mask(mask, "b", make) == 2  # for another purpose
+    assert memoize_on_mask(regard.causal & regard.documents(ids.clone()), "a", make) == 3  # another tensor
+    assert memoize_on_mask(regard.window(3), "a", make) == 4
+    assert memoize_on_mask(regard.window(4), "a", make) == 5
+    assert memoize_on_mask(regard.window(3, 0), "a", make) == 6  # not window(3), which has no limit ahead
+
+
+def test_the_lists_of_a_mask_are_made_once(monkeypatch):
+    from regard.attention.backends.triton import launch
+
+    calls, real = [], launch.find_visible_blocks
+    monkeypatch.setattr(launch, "find_visible_blocks", lambda *a: calls.append(1) or real(*a))
+    mask, shape, device = regard.causal | regard.prefix(5), (1, 2, 40, 40), torch.device("cpu")
+    first, second = (launch.visible_blocks(mask, shape, 16, 16, device) for _ in range(2))
+    assert first is second
+    launch.visible_blocks(mask, (1, 2, 41, 41), 16, 16, device)
+    assert len(calls) == 2
+
+
+def test_a_mask_that_changes_before_the_backward_pass_is_an_error():
+    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
+    table = torch.ones(9, 9, dtype=torch.bool).tril()
+    outputs = []
+    for n in (2, 5):
+        outputs.append(regard.attend(q, k, v, mask=regard.rule(lambda b, h, q, k: (q >= k) & (q - k < n))))  # noqa: B023
+    outputs[1].sum().backward()
+    with pytest.raises(RuntimeError, match=r"rule.* has changed between the forward and the backward pass"):
+        outputs[0].sum().backward()
+    output = regard.attend(q, k, v, mask=table)
+    table.fill_(True)
+    with pytest.raises(RuntimeError, match=r"tensor_mask.* has changed"):
+        output.sum().backward()
+
+
+def test_a_compiled_map_asks_a_pure_function():
+    ids = torch.arange(20) // 5
+    q, k = torch.randn(2, 1, 2, 20, 8).unbind()
+    mask = regard.rule(lambda b, h, q, k: ids[q] == ids[k])
+    mass = torch.compile(lambda q, k: regard.attention_map(q, k).mass(mask), backend="eager")(q, k)
+    torch.testing.assert_close(mass, regard.attention_map(q, k).mass(mask))
+
+
+T, S, SIZE = 11, 23, 4
+IDS = torch.tensor([0] * 5 + [1] * 9 + [2] * 9)
+RULES = {
+    "a band": lambda b, h, q, k: (q - k).abs() < 3,
+    "abs": lambda b, h, q, k: abs(k - 6) <= 1,
+    "remainders": lambda b, h, q, k: (q - k) % 9 < 2,
+    "chunks": lambda b, h, q, k: q // 5 == k // 5,
+    "numbers first": lambda b, h, q, k: (k >= 5) & (3 - q < k) | (2 * k + q < 20),
+    "not equal": lambda b, h, q, k: ~((k != 7) & (q != 14)),
+    "a tensor": lambda b, h, q, k: torch.tensor(5) <= k,
+}
+UNDECIDED = {
+    "an index": lambda b, h, q, k: IDS[q] == IDS[k],
+    "a head": lambda b, h, q, k: q - k >= h,
+    "a function": lambda b, h, q, k: torch.where(q > 2, q >= k, q == k),
+    "bits": lambda b, h, q, k: (q & 1) == 0,
+    "a negative factor": lambda b, h, q, k: -2 * q <= k,
+    "a shape": lambda b, h, q, k: (q >= k) & (q.ndim > 1),
+}
+
+
+def bounds(predicate):
+    """What a rule says of blocks, and what it says of the entries of each, (R, C, entries)."""
+    mask = regard.rule(predicate)
+    some, every = (x.expand(3, 6) for x in mask.block_bounds(block_table(T, S, SIZE, SIZE)))
+    tile = mask.tile(range(T), range(S), (T, S)).expand(T, S)
+    blocks = [[c.flatten() for c in r.split(SIZE, 1)] for r in tile.split(SIZE)]
+    return some.tolist(), every.tolist(), blocks
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_arithmetic_and_comparisons_tell_of_blocks(name):
+    some, every, blocks = bounds(RULES[name])
+    for r, row in enumerate(blocks):
+        for c, block in enumerate(row):
+            assert some[r][c] >= bool(block.any())
+            assert every[r][c] <= bool(block.all())
+    assert not all(map(all, some)) or any(map(any, every))  # it says more than nothing
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_what_intervals_cannot_compute_is_left_open(name):
+    some, every, _ = bounds(UNDECIDED[name])
+    assert all(map(all, some))
+    assert not any(map(any, every))
+
+
+def test_a_mask_of_your_own_class_is_asked_about_blocks_as_well():
+    class Near(regard.Mask):
+        def allowed(self, at):
+            return (at.q - at.k).abs() < 2
+
+    class Odd(regard.Mask):
+        def allowed(self, at):
+            return torch.remainder(at.q - at.k, 2) == 1
+
+    assert (Near() & Odd()).covers(range(4), range(8, 12)) == "empty"
+    some, every = (Near() & Odd()).block_bounds(block_table(8, 8, 4, 4))
+    assert some.all()
+    assert not every.any()
+    some, _ = (Near() & Odd()).block_bounds(block_table(12, 12, 4, 4))
+    assert not some[0, 2]

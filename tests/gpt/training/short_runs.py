@@ -1,7 +1,5 @@
 """A training run that takes a second: what the tests of training share, and can start in another process."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

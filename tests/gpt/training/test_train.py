@@ -1,7 +1,5 @@
 """Training: a run that is killed ends with the same losses, and no failure damages its folder."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

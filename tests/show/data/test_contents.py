@@ -1,8 +1,10 @@
-"""The data of the page: meta, rows and columns, thumbnails, the steps of one row."""
+"""The data of the page: meta, rows, thumbnails, sinks, steps, titles, the token shown first, and surveys."""
 
-from __future__ import annotations
-
+import base64
 import json
+import re
+import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,13 @@ import regard
 from regard.recorder import Capture, Layer
 from regard.show.data import contents as contents_module
 from regard.show.data.contents import Contents
-from tests.captures import HOSTILE, captured
+from regard.show.data.survey_rows import describe_survey_head
+from regard.show.data.telling_token import telling_query
+from regard.show.data.titles import title_of_text, title_of_tokens
+from regard.show.saved.bundle import write
+from regard.show.server.answers import Answers, Json
+from regard.show.server.limits import RefusedError
+from tests.captures import HOSTILE, captured, surveyed
 
 
 def test_the_meta_is_json_whatever_the_tokens() -> None:
@@ -154,3 +162,82 @@ def test_the_steps_of_a_row_lead_to_its_output() -> None:
         assert key["score"] == pytest.approx(dot)
         assert key["scaled"] == pytest.approx(dot * m.scale)
     json.dumps(steps, allow_nan=False)
+
+
+WORDS = ["<s>", " The", " cat", "\n", " sat", ".", " The", " cat", "\n", "<s>"]
+
+
+def head_with_edge(query: int, key: int) -> regard.AttentionMap:
+    """A head whose queries attend to the first token, but for one that attends to a key."""
+    T = len(WORDS)
+    scores = torch.zeros(T, T)
+    scores[:, 0] = 8.0
+    scores[query, key] = 14.0
+    return regard.attention_map(scores[None, None], torch.eye(T)[None, None], mask=regard.causal, scale=1.0)
+
+
+@pytest.mark.parametrize(("query", "key"), [(8, 2), (9, 2), (5, 2)])
+def test_line_ends_start_tokens_and_signs_are_never_telling(query: int, key: int) -> None:
+    assert WORDS[telling_query(head_with_edge(query, key), WORDS, WORDS)].strip().isalpha()
+
+
+def test_the_meta_names_the_telling_query_of_each_text() -> None:
+    tokens = [".", "\n"] * 15
+    tokens[20], tokens[11] = " word", " other"
+    contents = Contents([captured(30, tokens=tokens), captured(30)], start=("1", 2))
+    assert contents.meta["texts"][0]["telling"] == 20
+    assert 0 <= contents.meta["texts"][1]["telling"] < 30
+    contents.remove(1)
+    assert contents.meta["texts"][1]["telling"] is None
+
+
+def test_titles_are_first_words_without_start_tokens() -> None:
+    assert title_of_tokens(["<|endoftext|>", "The", "\n keeper", " of"]) == "The keeper of"
+    assert title_of_tokens(["<s>", "世¹⁄₂", "世²⁄₂", "界"]) == "世界"
+    assert title_of_tokens(["<s>"]) == ""
+    assert len(title_of_text("x" * 10_000)) == 48
+    titles = [text["title"] for text in Contents([captured(3, tokens=["<s>", "</s>", "<s>"])]).meta["texts"]]
+    assert titles == ["text 1"]
+
+
+def test_an_example_has_its_query_and_the_weights_of_its_keys() -> None:
+    seen = captured()
+    result = surveyed(seen)
+    head = describe_survey_head(result, "1", 2)
+    (example,) = head["examples"]
+    query = example["positions"][example["query"]]
+    weights = seen.layers[1].map[0, 2, query]
+    assert example["weight"] == pytest.approx(float(weights[1:].max()), rel=1e-3)
+    for place, weight in example["keys"]:
+        assert weight == pytest.approx(float(weights[example["positions"][place]]), rel=1e-3)
+    assert example["tokens"] == [result.word(int(seen.ids[0, p])) for p in example["positions"]]
+    assert sum(one["share"] for one in head["distances"]) == pytest.approx(1, abs=1e-3)
+    assert 0 < len(head["queries"]) <= 10
+
+
+def test_the_server_and_the_file_say_the_same(tmp_path: Path) -> None:
+    seen = captured()
+    contents = Contents(seen, survey=surveyed(seen), start=None)
+    answer = Answers(contents).compute("survey_head", {"layer": "1", "head": "2"})
+    page = write(contents, tmp_path / "page.html").read_text()
+    block = re.search(r'id="survey">([^<]*)<', page)
+    assert block is not None
+    saved = json.loads(zlib.decompress(base64.b64decode(block[1])))
+    assert isinstance(answer, Json)
+    assert saved["1/2"] == json.loads(answer.encode())
+    with pytest.raises(RefusedError, match="expected a layer and a head of the survey"):
+        Answers(contents).compute("survey_head", {"layer": "1", "head": "9"})
+    with pytest.raises(RefusedError, match="shows no survey"):
+        Answers(Contents(seen)).compute("survey_head", {"layer": "1", "head": "2"})
+
+
+@pytest.mark.parametrize("T", [7, 30, 200])
+@pytest.mark.parametrize("mask", [regard.causal, regard.full, regard.causal & regard.window(24)], ids=str)
+def test_heads_have_the_same_sink_in_every_view(T: int, mask: regard.Mask) -> None:
+    seen = captured(T, mask=mask, seed=T)
+    contents = Contents(seen)
+    for page_row, row in zip(contents[0].heads(), seen.heads(), strict=True):
+        layer = seen.layer(row.key)
+        on_map = contents[0].thumbnail(row.key).sinks[layer.heads.index(row.head)]
+        assert page_row["sink_key"] == row.sink_key == on_map["key"], row.place
+        assert on_map["share"] == pytest.approx(row.scores["sink"].value, abs=1e-4)

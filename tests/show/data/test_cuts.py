@@ -1,7 +1,5 @@
 """Cuts: what a request may ask to be cut, and edited runs among the texts."""
 
-from __future__ import annotations
-
 import gc
 import json
 import weakref

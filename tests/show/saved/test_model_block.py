@@ -1,7 +1,5 @@
 """The model inside a saved page gives the tokens and the logits of the library's."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

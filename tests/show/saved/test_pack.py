@@ -1,12 +1,11 @@
-"""The saved file: its size, its error, its policy, and that nothing in it can break out."""
-
-from __future__ import annotations
+"""The saved file: its modules, size, error and policy, the heads that it keeps; nothing in it breaks out."""
 
 import base64
 import hashlib
 import json
 import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ import pytest
 import torch
 
 import regard
-from regard.gpt import GPT
+from regard.gpt import GPT, Config
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
+from regard.show.saved import bundle, kept_heads, packed_layer
 from regard.show.saved import pack as packing
-from regard.show.saved import packed_layer
 from regard.show.saved.bundle import write
+from regard.show.saved.kept_heads import keep_telling_heads
 from regard.show.saved.pack import pack
 from tests.captures import HOSTILE, captured, hybrid, layer_of
 
@@ -241,3 +241,118 @@ def test_linear_layers_are_packed_within_rounding() -> None:
     assert arrays(layers[1]["block"])["decay"].shape == (4, 24, 8)  # channels decay apart
     assert "values_block" in layers[3]
     assert "values_block" not in layers[0]  # its weights have no steps to show them in
+
+
+MODULES = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.FOLDER.rglob("*.js"))
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Bundles modules, passed by name, from `main`."""
+    monkeypatch.setattr(bundle, "FOLDER", tmp_path)
+
+    def bundle_texts(**texts: str) -> str:
+        for name, text in texts.items():
+            path = tmp_path / f"{name.replace('__', '/')}.js"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, "utf-8")
+        bundle.bundle_modules.cache_clear()
+        try:
+            return bundle.bundle_modules("main")
+        finally:
+            bundle.bundle_modules.cache_clear()
+
+    return bundle_texts
+
+
+def bundled(entry: str, after: str | None = None) -> set[str]:
+    """The modules in the script of an entry."""
+    script = bundle.bundle_modules(entry, after)
+    return {name for name in MODULES if f"const {bundle._variable(name.removesuffix('.js'))} = " in script}
+
+
+SERVED = {"served_page.js", *(f"source/{name}.js" for name in ("early_meta", "http", "over_http"))}
+
+
+def test_every_module_of_the_page_is_in_a_script() -> None:
+    of_model = {name for name in MODULES if name.startswith("model/")}
+    alone = {"source/arithmetic/worker.js", "notebook/host.js", "inflated_script.js"}  # scripts of their own
+    assert bundled("whole_page") == set(MODULES) - alone - of_model - SERVED
+    assert of_model <= bundled("model/worker")
+
+
+def test_a_served_page_asks_first_and_has_no_code_twice() -> None:
+    early, rest = bundled("source/early_meta"), bundled("served_page", after="source/early_meta")
+    assert early & rest == set()
+    assert early | rest >= SERVED
+    assert {"map/map.js", "text/text.js", "main.js", "steps/steps.js"} <= rest
+    # It computes nothing itself.
+    assert not {"source/saved.js", "source/arithmetic/worker.js"} & (early | rest)
+
+
+def test_every_style_sheet_of_the_page_is_linked_and_saved() -> None:
+    sheets = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.FOLDER.rglob("*.css"))
+    links = re.findall(r'href="web/([^"]+)"', (bundle.FOLDER / "index.html").read_text("utf-8"))
+    assert sorted(links) == sheets
+    saved, _, _ = bundle._shell("a model", "source/arithmetic/worker")
+    for name in sheets:
+        assert (bundle.FOLDER / name).read_text("utf-8") in saved, name
+
+
+def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
+    worker = bundled("source/arithmetic/worker")
+    assert {f"source/arithmetic/{name}.js" for name in ("weights", "row_steps")} <= worker
+    for name in worker | bundled("model/worker"):
+        text = (bundle.FOLDER / name).read_text("utf-8")
+        assert not re.search(r"\b(document|window|location|navigator)\.", text), name
+
+
+def test_what_views_share_knows_no_view() -> None:
+    """`data` imports nothing else, and `parts` only `data`."""
+    allowed = {"data": r"\./\w+", "parts": r"(\.|\.\./data)/\w+"}
+    for path in MODULES:
+        if (folder := path.partition("/")[0]) in allowed:
+            for _, other in bundle.IMPORT.findall((bundle.FOLDER / path).read_text("utf-8")):
+                assert re.fullmatch(allowed[folder], other), f"{path} imports {other}"
+
+
+def capture_random(window: int | None, tokens: int = 90) -> regard.Capture:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "context_length": 128, "num_layers": 3, "num_heads": 4, "d_model": 64}
+    gpt = GPT(Config(**sizes, positions="rotary", window=window)).eval()
+    return regard.capture(gpt, inputs={"input_ids": torch.arange(tokens)[None] % 30})
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_heads_are_chosen_on_the_first_tokens(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, first = Contents(capture_random(window)), Contents(capture_random(window, 40))
+    monkeypatch.setattr(kept_heads, "RANKED", 40)
+    found = [
+        (row["layer"], row["head"], row["label"], row["scores"]["normalised_entropy"]["value"])
+        for row in kept_heads._score_first_tokens(whole, 0)
+    ]
+    wanted = first[0].heads()
+    assert [place[:3] for place in found] == [(row["layer"], row["head"], row["label"]) for row in wanted]
+    entropies = [row["scores"]["normalised_entropy"]["value"] for row in wanted]
+    assert [place[3] for place in found] == pytest.approx(entropies, abs=1e-4)
+    assert whole[0]._heads is None  # no head was scored on the whole text
+
+
+@pytest.mark.parametrize("sharpness", [1, 30])
+def test_a_size_is_told_from_the_numbers_themselves(
+    sharpness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounded numbers of heads that attend sharply take several times as many bits."""
+    monkeypatch.setattr(packing, "FINE", 0)  # as in a large page
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "context_length": 1400, "num_layers": 2, "num_heads": 2, "d_model": 128}
+    gpt = GPT(Config(**sizes, positions="rotary")).eval()
+    with torch.no_grad():
+        for block in gpt.blocks:
+            block.attention.qkv.weight.mul_(sharpness)
+    contents = Contents(regard.capture(gpt, inputs={"input_ids": torch.randint(30, (1, 1400))}))
+    packed = packing.pack(contents, values=False)
+    written = sum(len(text) for name, text in packed.blocks.items() if name.startswith("layer-"))
+    whole = packing.estimate_size(contents)
+    assert whole == pytest.approx(written, rel=0.1)
+    assert packing.estimate_size(keep_telling_heads(contents, most=whole // 2)) <= whole // 2

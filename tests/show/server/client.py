@@ -1,13 +1,12 @@
 """A client of the page's server: requests with the key and without it, and connections that are left open."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -36,12 +35,16 @@ class Answer:
         return torch.from_numpy(np.frombuffer(self.body, "<f4").copy())
 
 
-def bearer(running: BackgroundServer) -> dict[str, str]:
-    return {"authorization": f"Bearer {running.bound_address.secrets.token}"}
+def bearer(running: BackgroundServer | str) -> dict[str, str]:
+    return {"authorization": f"Bearer {_address(running).partition('?token=')[2]}"}
+
+
+def _address(running: BackgroundServer | str) -> str:
+    return running if isinstance(running, str) else running.address
 
 
 def ask(
-    running: BackgroundServer,
+    running: BackgroundServer | str,
     path: str,
     *,
     method: str = "GET",
@@ -52,9 +55,8 @@ def ask(
     headers = {**(bearer(running) if key else {}), **(headers or {})}
     if isinstance(body, dict):
         body, headers = json.dumps(body).encode(), {"content-type": "application/json", **headers}
-    with closing(
-        http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=HANGING)
-    ) as connection:
+    port = urlsplit(_address(running)).port
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HANGING)) as connection:
         connection.request("POST" if body is not None else method, path, body, headers)
         return Answer(connection.getresponse())
 

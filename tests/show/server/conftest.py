@@ -1,7 +1,5 @@
 """Servers of a page, which are closed at the end of a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """The page's server over real sockets: what it answers, whom it refuses, and that nothing stops it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,8 +1,7 @@
-"""Processes under supervision: how they ended is known, and nothing of them is left, whoever is killed."""
-
-from __future__ import annotations
+"""Processes under supervision, and signals that stop a run: nothing is left behind, whoever is killed."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.support import processes
+from regard.support.processes import SIGNALS, stop_on_signal
 from regard.support.supervision import Supervision
 from tests.patience import has_ended, wait_until
 
@@ -95,3 +96,33 @@ with Supervision("test") as processes:
     parent.kill()
     parent.wait()
     wait_until(lambda: has_ended(int(file.read_text())))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_comes_twice_is_one_request(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_on_signal() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert stop.is_set()
+    assert signal.getsignal(number) is before
+
+
+def test_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "SECONDS_OF_ONE_REQUEST", 0.0)
+    with stop_on_signal():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """As SIGHUP is under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,12 +1,15 @@
-"""docs/packing.md shows what is measured; `make packing-table` writes it."""
+"""The tables of docs/packing.md and docs/truth.md are those that are measured."""
 
-from __future__ import annotations
-
+import json
 from typing import Any
 
 import pytest
 import torch
+import transformers.modeling_utils  # noqa: F401  # Regard adds its name there, which no test is to do
 
+import regard.recorder  # noqa: F401
+from benchmarks.truth import ROOT, TOOLS, judge, table
+from benchmarks.truth_models import CASES, Case
 from scripts import packing_table
 from scripts.packing_table import FAMILIES, IMPLEMENTATIONS, ISOLATED, LEAKS, NOT_RUN, PACKINGS
 from tests.sampling import share
@@ -65,3 +68,29 @@ def test_the_table_has_both_outcomes() -> None:
     """A measurement that always says one thing measures nothing."""
     for implementation in IMPLEMENTATIONS:
         assert {ISOLATED, LEAKS} <= set(marks(implementation).values())
+
+
+(TRUTH_FILE,) = ROOT.glob("benchmarks/results/truth-*.json")
+TRUTH_PAGE = (ROOT / "docs" / "truth.md").read_text(encoding="utf-8")
+TRUTH: dict[str, Any] = json.loads(TRUTH_FILE.read_text(encoding="utf-8"))
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    assert table(TRUTH["rows"]) in TRUTH_PAGE
+    assert TRUTH_FILE.name in TRUTH_PAGE
+
+
+def test_every_tool_was_asked_for_every_model() -> None:
+    asked = {(row["tool"], row["case"], row["seed"]) for row in TRUTH["rows"]}
+    assert asked == {(tool, case.name, seed) for tool in TOOLS for case in CASES for seed in TRUTH["seeds"]}
+    assert len(asked) == len(TRUTH["rows"])
+
+
+@pytest.mark.parametrize("case", share(CASES, 6), ids=lambda case: case.name)
+@pytest.mark.parametrize("tool", ["Regard", "output_attentions, eager"])
+def test_the_verdicts_come_again(tool: str, case: Case) -> None:
+    """Those of the tools that this environment has; the others have environments of their own."""
+    (expected,) = (
+        row for row in TRUTH["rows"] if (row["tool"], row["case"], row["seed"]) == (tool, case.name, 0)
+    )
+    assert judge(tool, case, 0)["counts"] == expected["counts"]
