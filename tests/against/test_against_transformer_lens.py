@@ -1,13 +1,10 @@
 """Interventions and logit attribution against numbers of TransformerLens (`transformer_lens/theirs.py`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 import regard
 from tests.sampling import combine
@@ -26,7 +23,7 @@ CLOSE = {"rtol": 0, "atol": 1e-4}  # of logits with a standard deviation of abou
 
 
 @pytest.fixture(scope="module")
-def model() -> nn.Module:
+def model():
     """Transformers' GPT-2 with the weights of the file."""
     vocab_size, width = WEIGHTS["transformer.wte.weight"].shape
     config = transformers.GPT2Config(
@@ -45,23 +42,21 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def source(model: nn.Module) -> regard.Capture:
+def source(model):
     return regard.capture(model, inputs={"input_ids": OTHER}, values=True)
 
 
-def logits(model: nn.Module) -> Tensor:
+def logits(model):
     with torch.no_grad():
         return model(IDS).logits
 
 
-def test_the_model_is_the_same(model: nn.Module) -> None:
+def test_the_model_is_the_same(model):
     torch.testing.assert_close(logits(model), THEIRS["plain"], **CLOSE)
 
 
 @pytest.mark.parametrize(("place", "kind"), combine(PLACES, ["zero", "mean", "output", "block", "pattern"]))
-def test_an_edit_gives_the_same_logits(
-    model: nn.Module, source: regard.Capture, place: tuple[int, int], kind: str
-) -> None:
+def test_an_edit_gives_the_same_logits(model, source, place, kind):
     layer, head = place
     edges = regard.rule(lambda b, h, q, k: (q - k == 2) | ((k == 0) & (q > 3)))
     edit = {
@@ -78,7 +73,7 @@ def test_an_edit_gives_the_same_logits(
     torch.testing.assert_close(edited, expected, **CLOSE)
 
 
-def test_heads_have_the_same_direct_effect_on_a_logit(model: nn.Module) -> None:
+def test_heads_have_the_same_direct_effect_on_a_logit(model):
     seen = regard.capture(model, inputs={"input_ids": IDS}, contributions=True)
     attribution = seen.attribution(int(IDS[0, 0]))
     torch.testing.assert_close(attribution.heads.flatten().float(), THEIRS["attribution"][:, 0], **CLOSE)

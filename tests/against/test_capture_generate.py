@@ -1,13 +1,9 @@
 """`generate` under capture: prefill and steps as one map, equal to eager's on the whole text at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 import regard
-from regard.recorder import Capture
 from tests.against.test_capture_families import (
     BOTH,
     DECODERS,
@@ -24,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quiet_transformers")
 NEW = 8
 
 
-def generated(model: nn.Module, inputs: dict[str, Tensor], **options) -> tuple[Tensor, Capture]:
+def generated(model, inputs, **options):
     """What a model writes, the same with and without capture, and what was seen."""
     options |= {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(**inputs, **options)
@@ -36,7 +32,7 @@ def generated(model: nn.Module, inputs: dict[str, Tensor], **options) -> tuple[T
     return captured, seen
 
 
-def whole(seen: Capture, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def whole(seen, inputs):
     """What the model read and wrote, to be read at once."""
     if "attention_mask" not in inputs:
         return {"input_ids": seen.ids}
@@ -50,7 +46,7 @@ def whole(seen: Capture, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-RUNS: list[tuple[str, str, dict]] = [
+RUNS = [
     ("gemma 2", "left", {}),
     ("gpt2", "none", {}),
     ("gemma 3", "left", {"cache_implementation": "static"}),
@@ -71,7 +67,7 @@ RUNS: list[tuple[str, str, dict]] = [
 
 @pytest.mark.parametrize(("family", "side", "options"), share(RUNS, 4))
 @torch.no_grad()
-def test_decoders(family: str, side: str, options: dict) -> None:
+def test_decoders(family, side, options):
     model = build(*DECODERS[family])
     inputs = ids_and_padding(side)
     written, seen = generated(model, inputs, **options)
@@ -85,7 +81,7 @@ def test_decoders(family: str, side: str, options: dict) -> None:
 
 
 @torch.no_grad()
-def test_masks_stay_rules() -> None:
+def test_masks_stay_rules():
     model = build(*DECODERS["gemma 2"])
     _, seen = generated(model, ids_and_padding("left"))
     assert str(seen[0].mask) == "causal & window(5) & padding(2×21)"
@@ -98,7 +94,7 @@ def test_masks_stay_rules() -> None:
     ("family", "options"), combine(BOTH, [{"num_beams": 3}, {"cache_implementation": "static"}, {}])
 )
 @torch.no_grad()
-def test_encoders_with_decoders(family: str, options: dict) -> None:
+def test_encoders_with_decoders(family, options):
     model = build(*BOTH[family])
     inputs = ids_and_padding("right")
     _, seen = generated(model, inputs, **options)
@@ -120,7 +116,7 @@ WAYS = [*combine(["an assistant", "lookup", "chunks"], ["llama", "gpt2"]), ("ear
 
 
 @pytest.mark.parametrize(("way", "family"), WAYS)
-def test_guesses_that_were_not_accepted_leave_no_trace(way: str, family: str) -> None:
+def test_guesses_that_were_not_accepted_leave_no_trace(way, family):
     """Speculative decoding reads guesses and takes them back; a prompt may be read in chunks."""
     model = build(*DECODERS[family])
     options = {

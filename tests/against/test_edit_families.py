@@ -1,10 +1,8 @@
 """Interventions on every family that capture serves: a head without edges is a head set to zero."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import regard
 from tests.against.test_capture_families import BOTH, DECODERS, ENCODERS, build
@@ -15,7 +13,7 @@ PATCHES |= {"image_size": 32, "patch_size": 8}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16}
 LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-OTHERS: dict[str, tuple[str, dict]] = {
+OTHERS = {
     "differential": ("DiffLlamaForCausalLM", DECODERS["llama"][1]),
     "latent": (
         "DeepseekV3ForCausalLM",
@@ -31,7 +29,7 @@ OTHERS: dict[str, tuple[str, dict]] = {
 FAMILIES = DECODERS | ENCODERS | BOTH | OTHERS
 
 
-def inputs_of(family: str) -> dict[str, Tensor]:
+def inputs_of(family):
     draw = torch.Generator().manual_seed(0)
     if family in ("vit", "swin"):
         return {"pixel_values": torch.randn(2, 3, 32, 32, generator=draw)}
@@ -41,7 +39,7 @@ def inputs_of(family: str) -> dict[str, Tensor]:
     return inputs
 
 
-def numbers(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def numbers(model, inputs):
     with torch.no_grad():
         outputs = model(**inputs).to_tuple()
     return torch.cat([x.flatten() for x in outputs if isinstance(x, Tensor)])
@@ -49,7 +47,7 @@ def numbers(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("family", [*OTHERS, *share(DECODERS | ENCODERS | BOTH, 4)])
-def test_a_head_without_edges_is_a_head_set_to_zero(family: str) -> None:
+def test_a_head_without_edges_is_a_head_set_to_zero(family):
     torch.manual_seed(0)
     model, inputs = build(*FAMILIES[family]), inputs_of(family)
     plain = numbers(model, inputs)

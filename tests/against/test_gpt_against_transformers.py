@@ -1,9 +1,5 @@
 """The GPT against Transformers: the same folders, the same logits, family by family, and SmolLM2 for real."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,7 +27,7 @@ LLAMA3 = {
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 
-CASES: dict[str, tuple[str, dict]] = {
+CASES = {
     "gpt2": ("GPT2", GPT2),
     "gpt2, untied": ("GPT2", GPT2 | {"tie_word_embeddings": False}),
     "gpt2, exact gelu, another inner width": ("GPT2", GPT2 | {"activation_function": "gelu", "n_inner": 50}),
@@ -52,7 +48,7 @@ CASES: dict[str, tuple[str, dict]] = {
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
-def theirs(name: str) -> nn.Module:
+def theirs(name):
     """A small model of Transformers with random weights, biases and norms too."""
     kind, settings = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**settings)
@@ -65,7 +61,7 @@ def theirs(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_generated_tokens(name: str, tmp_path: Path) -> None:
+def test_logits_and_generated_tokens(name, tmp_path):
     other = theirs(name)
     other.save_pretrained(tmp_path)
     model = GPT.from_pretrained(tmp_path)
@@ -91,7 +87,7 @@ def test_logits_and_generated_tokens(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", share(["gpt2", "llama", "qwen2, windows from layer 1, tied", "mistral", "qwen3"], 2)
 )
-def test_batches_of_different_lengths(name: str, tmp_path: Path) -> None:
+def test_batches_of_different_lengths(name, tmp_path):
     other = theirs(name)
     other.save_pretrained(tmp_path)
     model = GPT.from_pretrained(tmp_path)
@@ -110,7 +106,7 @@ def test_batches_of_different_lengths(name: str, tmp_path: Path) -> None:
     assert [row[-10:] for row in ours_continued] == theirs_continued[:, 11:].tolist()
 
 
-def test_gpt2_as_the_hub_has_it(tmp_path: Path) -> None:
+def test_gpt2_as_the_hub_has_it(tmp_path):
     """The files of 2019: names without a prefix, and a causal mask stored in every layer."""
     other = theirs("gpt2")
     other.save_pretrained(tmp_path)
@@ -132,7 +128,7 @@ PARAGRAPH = (
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> tuple[GPT, nn.Module]:
+def smollm2():
     """SmolLM2 as it is fetched, here and in Transformers' Llama."""
     pytest.importorskip("gguf")
     try:
@@ -156,7 +152,7 @@ def smollm2() -> tuple[GPT, nn.Module]:
 
 
 @pytest.mark.at_length("test_logits_and_generated_tokens")
-def test_smollm2_reads_and_writes_alike(smollm2: tuple[GPT, nn.Module]) -> None:
+def test_smollm2_reads_and_writes_alike(smollm2):
     model, other = smollm2
     ids = torch.tensor([model.tokenizer.encode(PARAGRAPH).ids])
     assert model.tokenizer.decode(ids[0].tolist()) == PARAGRAPH

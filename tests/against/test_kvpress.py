@@ -1,15 +1,11 @@
 """Policies against the code of KVPress 0.5.5 on the same queries and keys: `make test-kvpress`."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import regard
 from regard import policies
@@ -19,7 +15,7 @@ T, BUDGET, WIDTH, HEADS, KV_HEADS = 160, 60, 16, 4, 2
 
 
 @pytest.fixture(scope="module")
-def presses() -> Any:
+def presses():
     """The presses, without the rest of the package, which needs `datasets` and an older Transformers."""
     found = importlib.util.find_spec("kvpress")
     if found is None:
@@ -36,33 +32,33 @@ def presses() -> Any:
 class SameLayer:
     """One layer's queries and keys, asked by a press of KVPress and by a policy."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         draw = torch.Generator().manual_seed(seed)
         self.q = torch.randn(1, HEADS, T, WIDTH, generator=draw) * 2
         self.k = torch.randn(1, KV_HEADS, T, WIDTH, generator=draw)
         self.map = regard.attention_map(self.q, self.k, mask=regard.causal)
         self.weights = self.map.to_dense()
 
-    def kept_by(self, press: Any) -> Tensor:
+    def kept_by(self, press):
         """The keys that a press keeps at the end of a prompt, boolean (1, G, T)."""
         heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}
         module = SimpleNamespace(config=SimpleNamespace(**heads), head_dim=WIDTH)
         hidden = torch.zeros(1, T, 1)  # read for its length
         return highest(press.score(module, hidden, self.k, self.k, self.weights, {}))
 
-    def scores_of(self, policy: policies.Eviction) -> Tensor:
+    def scores_of(self, policy):
         """The scores of a policy whose cache of all keys is full, (1, G, T)."""
         positions = torch.arange(T).expand(1, KV_HEADS, T)
         received = self.weights.sum(2).view(1, KV_HEADS, -1, T).mean(2)
         return policy.score(CacheState(self.map, positions, T, 2 * BUDGET, received))
 
 
-def highest(scores: Tensor) -> Tensor:
+def highest(scores):
     return torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, scores.topk(BUDGET).indices, True)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_same_keys_are_kept(presses: Any, seed: int) -> None:
+def test_the_same_keys_are_kept(presses, seed):
     layer, ratio = SameLayer(seed), 1 - BUDGET / T
     pairs = [
         (presses.streaming_llm.StreamingLLMPress(ratio, 4), policies.streaming(4)),
@@ -74,7 +70,7 @@ def test_the_same_keys_are_kept(presses: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_what_differs_is_what_the_page_says(presses: Any, seed: int) -> None:
+def test_what_differs_is_what_the_page_says(presses, seed):
     layer, ratio = SameLayer(seed), 1 - BUDGET / T
     # TOVA's own definition does not keep the newest key for certain.
     scores = layer.scores_of(policies.tova()).clone()

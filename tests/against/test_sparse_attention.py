@@ -1,7 +1,5 @@
 """A model that selects its keys itself, as DeepSeek-V3.2 does: the mass that its selection drops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -35,7 +33,7 @@ SIZES = {
 
 
 @torch.no_grad()
-def test_the_mass_that_a_models_own_selection_drops() -> None:
+def test_the_mass_that_a_models_own_selection_drops():
     if not hasattr(transformers, "DeepseekV32Config"):
         pytest.skip("this version of Transformers has no DeepSeek-V3.2")
     torch.manual_seed(0)

@@ -3,21 +3,17 @@
 All model types: `make capture-table`, or `python -m tests.against.transformers_survey`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
-from typing import Any
 
 import pytest
-from torch import nn
 
 pytest.importorskip("transformers")
 
 import regard
 from tests.against.transformers_survey import judging
 from tests.against.transformers_survey import verdict as v
-from tests.against.transformers_survey.cases import Case, cases_of
+from tests.against.transformers_survey.cases import cases_of
 from tests.against.transformers_survey.mixers import mixers
 from tests.against.transformers_survey.surveying import small_model
 from tests.against.transformers_survey.table import document
@@ -27,20 +23,20 @@ CAPTURE = regard.capture
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Any:
+def _quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Transformers' own, while small models are built
         yield
 
 
-def small_llama() -> tuple[nn.Module, dict[str, Case], list[Any]]:
+def small_llama():
     model, inputs = small_model("llama", "LlamaModel")
     cases = {case.name: case for case in cases_of(model, inputs)}
     return model, cases, mixers(model, cases["given"])[0]
 
 
 @pytest.mark.parametrize("case", ["given", "left", "right"])
-def test_weights_of_the_plain_run_are_those_of_eager_attention(case: str) -> None:
+def test_weights_of_the_plain_run_are_those_of_eager_attention(case):
     model, cases, _ = small_llama()
     with Weights(model).watching() as plain:
         cases[case].run(model)
@@ -54,7 +50,7 @@ def test_weights_of_the_plain_run_are_those_of_eager_attention(case: str) -> Non
 
 
 @contextlib.contextmanager
-def captured_wrongly(model: nn.Module, wrong: str) -> Any:
+def captured_wrongly(model, wrong):
     """A capture that forgets a layer, or computes something else."""
     shift = model.register_forward_pre_hook(_other_ids, with_kwargs=True) if wrong == "output" else None
     with CAPTURE(model) as seen:
@@ -71,7 +67,7 @@ def captured_wrongly(model: nn.Module, wrong: str) -> Any:
         shift.remove()
 
 
-def _other_ids(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def _other_ids(_, args, kwargs):
     return args, kwargs | {"input_ids": kwargs["input_ids"].flip(0)}
 
 
@@ -86,16 +82,14 @@ def _other_ids(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         ("raises", v.CRASH),
     ],
 )
-def test_a_capture_that_is_wrong_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, wrong: str, outcome: str
-) -> None:
+def test_a_capture_that_is_wrong_is_found_out(monkeypatch, wrong, outcome):
     model, cases, found = small_llama()
     monkeypatch.setattr(regard, "capture", lambda m: captured_wrongly(m, wrong))
     result = judging.judge(model, cases["left"], "sdpa", found)
     assert result.outcome == outcome, result.reasons
 
 
-def test_the_table_counts_every_type() -> None:
+def test_the_table_counts_every_type():
     results = [
         {"type": "a", "outcome": v.EQUAL, "reasons": [], "classes": []},
         {"type": "b", "outcome": v.REFUSED, "reasons": ["refused: BModel cannot be captured"], "classes": []},

@@ -18,7 +18,7 @@ NAMES = sorted(
 )
 
 
-def main() -> None:
+def main():
     """Run the attacks that are named, or all of them, and print their figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], help="the attacks to run; all by default")
@@ -29,7 +29,7 @@ def main() -> None:
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
-def _run(name: str, draws: int | None, seed: int) -> bool:
+def _run(name, draws, seed):
     """Run one attack, print its figures and return whether the project withstood it."""
     module = importlib.import_module(f"tests.attack.{name}")
     print(f"{name}: {draws or module.DRAWS} draws, seed {seed}", flush=True)

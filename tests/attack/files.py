@@ -72,7 +72,7 @@ class Format(NamedTuple):
 # Damage
 
 
-def damage_bytes(data: bytes, rng: random.Random) -> bytes:
+def damage_bytes(data, rng):
     """Damage the bytes of a file, without knowing what they mean."""
     out, how = bytearray(data), rng.randrange(8)
     start = rng.randrange(len(out) + 1) if rng.random() < 0.5 else min(len(out), int(rng.expovariate(0.02)))
@@ -96,7 +96,7 @@ def damage_bytes(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def damage_json(data: bytes, rng: random.Random) -> bytes:
+def damage_json(data, rng):
     """Damage a JSON file: mostly its values, keys and levels, sometimes its bytes."""
     if rng.random() < 0.3:
         return damage_bytes(data, rng)
@@ -118,7 +118,7 @@ def damage_json(data: bytes, rng: random.Random) -> bytes:
     return ("\n".join(lines) + ("\n" if data.endswith(b"\n") else "")).encode()
 
 
-def _damage_value(plain: Any, rng: random.Random) -> Any:
+def _damage_value(plain, rng):
     """The same data with one value replaced, removed or repeated, at any level."""
     if isinstance(plain, str) and plain[:1] == "{" and rng.random() < 0.8:  # JSON in JSON
         with contextlib.suppress(ValueError):
@@ -143,7 +143,7 @@ def _damage_value(plain: Any, rng: random.Random) -> Any:
     return plain
 
 
-def damage_safetensors(data: bytes, rng: random.Random) -> bytes:
+def damage_safetensors(data, rng):
     """Damage a safetensors file: mostly its header, with its length made to fit."""
     if rng.random() < 0.3:
         return damage_bytes(data, rng)
@@ -155,7 +155,7 @@ def damage_safetensors(data: bytes, rng: random.Random) -> bytes:
 GGUF_CODES = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 
 
-def encode_gguf(fields: list[Any], tensors: list[Any], counts: tuple[int, int] | None = None) -> bytes:
+def encode_gguf(fields, tensors, counts=None):
     """A GGUF file of fields (name, type, value) and tensors (name, shape, type, offset), and 4 kB of data."""
     count = counts or (len(tensors), len(fields))
     out = struct.pack("<4sIQQ", b"GGUF", 3, *count)
@@ -167,12 +167,12 @@ def encode_gguf(fields: list[Any], tensors: list[Any], counts: tuple[int, int] |
     return out + bytes(-len(out) % 32) + bytes(range(256)) * 16
 
 
-def _encode_text(text: str) -> bytes:
+def _encode_text(text):
     data = text.encode("utf-8", "surrogatepass")
     return struct.pack("<Q", len(data)) + data
 
 
-def _encode_value(kind: int, value: Any) -> bytes:
+def _encode_value(kind, value):
     """A value; an array is (type, values, length)."""
     if kind == 8:
         return _encode_text(value)
@@ -183,7 +183,7 @@ def _encode_value(kind: int, value: Any) -> bytes:
     return struct.pack(f"<{GGUF_CODES[kind]}", value)
 
 
-def gguf_parts() -> tuple[list[Any], list[Any]]:
+def gguf_parts():
     """The fields and tensors of a small Llama."""
     tokens = [*"abcdefgĠ", "ab", "<s>"]
     numbers = {
@@ -194,7 +194,7 @@ def gguf_parts() -> tuple[list[Any], list[Any]]:
         "attention.head_count": 2,
         "attention.head_count_kv": 1,
     }
-    fields: list[Any] = [("general.architecture", 8, "llama"), ("general.alignment", 4, 32)]
+    fields = [("general.architecture", 8, "llama"), ("general.alignment", 4, 32)]
     fields += [(f"llama.{name}", 4, value) for name, value in numbers.items()]
     fields += [
         ("llama.attention.layer_norm_rms_epsilon", 6, 1e-5),
@@ -222,7 +222,7 @@ def gguf_parts() -> tuple[list[Any], list[Any]]:
 # Formats
 
 
-def _write_model(folder: Path, **options: Any) -> None:
+def _write_model(folder, **options):
     torch.manual_seed(0)
     options = {
         "vocab_size": 10,
@@ -236,21 +236,21 @@ def _write_model(folder: Path, **options: Any) -> None:
     model.save(folder)
 
 
-def _tokenizer() -> Any:
+def _tokenizer():
     return character_tokenizer("abcdefg ")
 
 
-def write_own_config(folder: Path) -> Path:
+def write_own_config(folder):
     _write_model(folder, window=(4, None), eos_token_id=(1,), norm="rms", positions="rotary")
     return folder / "config.json"
 
 
-def write_weights(folder: Path) -> Path:
+def write_weights(folder):
     _write_model(folder)
     return folder / "model.safetensors"
 
 
-def write_tokenizer(folder: Path) -> Path:
+def write_tokenizer(folder):
     """A tokenizer with every part that one may have."""
     _write_model(folder, vocab_size=300)
     tokenizer = bpe_tokenizer(["the cat sat on the mat because the cat was tired\n" * 3], 280)
@@ -264,7 +264,7 @@ def write_tokenizer(folder: Path) -> Path:
     return folder / "tokenizer.json"
 
 
-def write_family_config(folder: Path) -> Path:
+def write_family_config(folder):
     scaling = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
     settings = {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, **scaling}}
     (path := write_llama(folder, **settings)).with_name("generation_config.json").write_text(
@@ -273,18 +273,18 @@ def write_family_config(folder: Path) -> Path:
     return path
 
 
-def write_index(folder: Path) -> Path:
+def write_index(folder):
     write_llama(folder)
     return shard(folder)
 
 
-def write_gguf(folder: Path) -> Path:
+def write_gguf(folder):
     folder.mkdir(exist_ok=True)
     (folder / "model.gguf").write_bytes(encode_gguf(*gguf_parts()))
     return folder / "model.gguf"
 
 
-def read_model(path: Path) -> None:
+def read_model(path):
     """Load a model from a file or its folder, and run it."""
     model = GPT.from_pretrained(path if path.suffix == ".gguf" else path.parent)
     ids = [0, 1, 2]
@@ -294,7 +294,7 @@ def read_model(path: Path) -> None:
             model.generate("abc", max_new_tokens=1)
 
 
-def write_map(folder: Path) -> Path:
+def write_map(folder):
     folder.mkdir(exist_ok=True)
     q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
     mask = (regard.causal & regard.window(4)) | regard.documents(torch.tensor([[0, 0, 1, 1, 1, 2]] * 2))
@@ -302,14 +302,14 @@ def write_map(folder: Path) -> Path:
     return folder / "map"
 
 
-def read_map(path: Path) -> None:
+def read_map(path):
     m = regard.load(path)
     if 0 not in m.shape:
         m[(0,) * (m.ndim - 1)]
     m.entropy()
 
 
-def _write_capture(folder: Path, store: str) -> None:
+def _write_capture(folder, store):
     torch.manual_seed(0)
     model = GPT(Config(vocab_size=10, context_length=16, num_layers=2, num_heads=2, d_model=8))
     model.tokenizer = _tokenizer()
@@ -317,20 +317,20 @@ def _write_capture(folder: Path, store: str) -> None:
     seen.save(folder)
 
 
-def write_capture(folder: Path) -> Path:
+def write_capture(folder):
     _write_capture(folder, "maps")
     return folder / "capture.json"
 
 
-def write_layer(store: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
+def write_layer(store):
+    def write(folder):
         _write_capture(folder, store)
         return min(folder.glob("layer-*.safetensors"))
 
     return write
 
 
-def read_capture(path: Path) -> None:
+def read_capture(path):
     seen = regard.load(path.parent)
     str(seen.certificate)
     repr(seen)
@@ -340,43 +340,42 @@ def read_capture(path: Path) -> None:
             data.map.entropy()
 
 
-def write_survey(folder: Path) -> Path:
+def write_survey(folder):
     folder.mkdir(exist_ok=True)
     (folder / "corpus.txt").write_text("abc cab gag fed\n" * 40)
     survey_shard(*_survey(folder), folder / "heads.csv", Shard(0, 1))
     return chunk_file(folder / "heads.csv", 0)
 
 
-def _survey(folder: Path) -> tuple[Any, Any]:
+def _survey(folder):
     """A model and the plan of a survey."""
     torch.manual_seed(0)
     gpt = GPT(Config(vocab_size=10, context_length=32, num_layers=2, num_heads=2, d_model=8)).eval()
     tokenizer = _tokenizer()
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text.replace("\n", " ")).ids
-        return ids
+    def encode(text):
+        return tokenizer.encode(text.replace("\n", " ")).ids
 
     return SurveyModel("m", gpt.maps, encode, None, "digest"), SurveyPlan(folder / "corpus.txt", length=32)
 
 
-def read_survey(path: Path) -> None:
+def read_survey(path):
     folder = path.parent.parent
     survey_shard(*_survey(folder), folder / "heads.csv", Shard(0, 1))  # reads the chunks that are there
 
 
-def write_examples(folder: Path) -> Path:
+def write_examples(folder):
     write_survey(folder)
     join_survey(*_survey(folder), folder / "heads.csv")
     return folder / "heads.csv.examples"
 
 
-def read_examples(path: Path) -> None:
+def read_examples(path):
     result = heads.read_survey(path)
     json.dumps([describe_survey(result), describe_survey_heads(result)], allow_nan=False)
 
 
-def write_table(folder: Path) -> Path:
+def write_table(folder):
     folder.mkdir(exist_ok=True)
     score = Score(0.5, 0.1, math.nan, 0.4, 0.6, 0.5)
     rows = [
@@ -386,21 +385,21 @@ def write_table(folder: Path) -> Path:
     return folder / "heads.json"
 
 
-def read_table(path: Path) -> None:
+def read_table(path):
     table = heads.HeadTable.from_json(path)
     str(table)
     table.to_json()
 
 
-def _run_arguments() -> tuple[Any, ...]:
+def _run_arguments():
     corpus = prepare("the cat sat on the mat because the cat was tired\n" * 4, 8)
     sizes = {"num_layers": 1, "num_heads": 2, "d_model": 8}
     config = Config(vocab_size=corpus.vocab_size, context_length=8, **sizes)
     return config, corpus, TrainingSettings(steps=2, batch_size=2, evaluate_every=1, evaluate_tokens=64)
 
 
-def write_run(file: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
+def write_run(file):
+    def write(folder):
 
         config, corpus, settings = _run_arguments()
         folder.parent.mkdir(exist_ok=True)
@@ -410,7 +409,7 @@ def write_run(file: str) -> Callable[[Path], Path]:
     return write
 
 
-def read_run(path: Path) -> None:
+def read_run(path):
     """Resume a run, but train no more."""
     run, training.TrainingRun.run = training.TrainingRun.run, lambda self, stop: None
     try:
@@ -422,7 +421,7 @@ def read_run(path: Path) -> None:
         training.TrainingRun.run = run
 
 
-def read_history(path: Path) -> None:
+def read_history(path):
     json.dumps(history.read_run(path.parent), allow_nan=False)
 
 
@@ -449,7 +448,7 @@ FORMATS = {
 # The process that reads
 
 
-def _work(names: list[str], draws: int, seed: int, folder: str, pipe: Any) -> None:
+def _work(names, draws, seed, folder, pipe):
     """Draw files of the formats, and send what becomes of each format; the draw at hand is sent before it."""
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
@@ -471,9 +470,7 @@ def _work(names: list[str], draws: int, seed: int, folder: str, pipe: Any) -> No
     pipe.send(("end",))
 
 
-def _draw(
-    format: Format, sample: Path, whole: bytes, rng: random.Random, figures: dict[str, Any]
-) -> str | None:
+def _draw(format, sample, whole, rng, figures):
     """Damage a sample, read it and add to the figures; return what is wrong with that, or None."""
     damaged = format.damage(whole, rng)
     sample.write_bytes(damaged)
@@ -501,20 +498,20 @@ def _draw(
     return problem
 
 
-def _limit_memory(more: int | None) -> None:
+def _limit_memory(more):
     """Limit the address space to so many bytes beyond what is used now; None lifts the limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (hard if more is None else used + more, hard))
 
 
-def _reset_peak() -> int:
+def _reset_peak():
     """Forget the highest memory use so far, and return the present one."""
     Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
 
-def _peak() -> int:
+def _peak():
     """The highest use of memory since `_reset_peak`, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
@@ -525,11 +522,11 @@ def _peak() -> int:
 # The attack
 
 
-def attack(draws: int = DRAWS, seed: int = 0, names: list[str] | None = None) -> dict[str, int | float]:
+def attack(draws=DRAWS, seed=0, names=None):
     """Draw so many files of each format; an AssertionError names the first draw that went wrong."""
     names = names or list(FORMATS)
     context = multiprocessing.get_context("spawn")
-    figures: dict[str, int | float] = {"formats": 0, "files": 0, "files that loaded": 0}
+    figures = {"formats": 0, "files": 0, "files that loaded": 0}
     figures |= {"worst seconds": 0.0, "worst MB": 0.0, "hangs": 0, "crashes": 0}
     with tempfile.TemporaryDirectory(prefix="regard-attack-") as folder:
         receiver, sender = context.Pipe(duplex=False)
@@ -544,7 +541,7 @@ def attack(draws: int = DRAWS, seed: int = 0, names: list[str] | None = None) ->
     return figures
 
 
-def _watch(receiver: Any, draws: int, seed: int, figures: dict[str, int | float]) -> None:
+def _watch(receiver, draws, seed, figures):
     """Follow the process to its end."""
     at = "before the first draw"
     patience = 120.0  # PyTorch is imported first

@@ -1,14 +1,11 @@
 """How far an attack is: a line every ten seconds, so that the short versions in the suite print nothing."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
 
 SECONDS = 10.0
 
 
-def counted(draws: int, what: str) -> Iterator[int]:
+def counted(draws, what):
     """Yield the number of each draw, and say from time to time how many are done."""
     said = time.monotonic()
     for number in range(draws):

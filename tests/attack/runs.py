@@ -14,10 +14,9 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,25 +56,25 @@ class Subject(NamedTuple):
     """Files of the folder that a resumed run writes again, whatever became of them."""
 
 
-def train(folder: Path, resume: bool) -> bool:
+def train(folder, resume):
     """Train a small model."""
     return short_runs.run(folder, resume, TRAINING).finished
 
 
-def train_result(folder: Path) -> Any:
+def train_result(folder):
     """The model, every loss, and the tensors of the last checkpoint."""
     with safe_open(folder / "checkpoint.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
     return [(folder / name).read_bytes() for name in MODEL_FILES], losses(folder), tensors
 
 
-def train_is_ending(folder: Path) -> bool:
+def train_is_ending(folder):
     """Whether the last evaluation is in the history."""
     metrics = folder / METRICS_FILE
     return metrics.exists() and f'"step": {TRAINING.steps}, "validation"' in metrics.read_text()
 
 
-def describe_heads(folder: Path, resume: bool) -> bool:
+def describe_heads(folder, resume):
     """Survey a small model over a short corpus."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -92,12 +91,12 @@ def describe_heads(folder: Path, resume: bool) -> bool:
     return True
 
 
-def survey_result(folder: Path) -> Any:
+def survey_result(folder):
     """The table and its examples, which are the only files that are left."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def survey_is_ending(folder: Path) -> bool:
+def survey_is_ending(folder):
     """Whether the table is there."""
     return (folder / "out.csv").exists()
 
@@ -108,7 +107,7 @@ SUBJECTS = (
 )
 
 
-def work(subject: Subject, folder: Path, resume: bool) -> None:
+def work(subject, folder, resume):
     """What a process does: a run whose outcome is in its exit code, and its error in a file."""
     error, code = "", 1
     try:
@@ -128,16 +127,16 @@ def work(subject: Subject, folder: Path, resume: bool) -> None:
 class Attack:
     """One folder, the processes that are started in it, and the draws."""
 
-    def __init__(self, subject: Subject, expected: Any, home: Path, draw: random.Random) -> None:
+    def __init__(self, subject, expected, home, draw):
         self.subject, self.expected, self.draw = subject, expected, draw
         self.home = home
         self.folder = home / "run"
         home.mkdir()
         (home / CORPUS).write_text(short_runs.text(600))
-        self.figures: Counter[str] = Counter()
-        self.processes: list[BaseProcess] = []
+        self.figures = Counter()
+        self.processes = []
 
-    def start(self, resume: bool = True) -> BaseProcess:
+    def start(self, resume=True):
         """Start a run in a process of its own."""
         process = FORKS.Process(target=work, args=(self.subject, self.folder, resume))
         process.start()
@@ -145,31 +144,30 @@ class Attack:
         self.figures["processes"] += 1
         return process
 
-    def end(self, process: BaseProcess) -> int:
+    def end(self, process):
         """Wait for a process and return its exit code."""
         process.join(HANGING)
         assert not process.is_alive(), "a process hangs"
-        assert process.exitcode is not None
         return process.exitcode
 
-    def said(self, process: BaseProcess) -> str:
+    def said(self, process):
         """The error of a process that has ended by itself; "" if it had none."""
         return (self.home / f"said-{process.pid}").read_text()
 
-    def finish(self) -> None:
+    def finish(self):
         """Go on to the end, and compare what is there with what must be."""
         process = self.start()
         code = self.end(process)
         assert code == 0, self.said(process)
         self.compare()
 
-    def compare(self) -> None:
+    def compare(self):
         """The result must be that of an undisturbed run, with nothing beside it."""
         assert self.subject.result(self.folder) == self.expected, "the result differs"
         left = [path.name for path in self.folder.iterdir() if path.name.startswith(".")]
         assert not left, f"left behind: {left}"
 
-    def contents(self) -> dict[str, bytes]:
+    def contents(self):
         """The files of the folder, but for the lock that a killed process may leave."""
         files = (
             path for path in self.folder.rglob("*") if path.is_file() and not path.name.endswith(".lock")
@@ -177,7 +175,7 @@ class Attack:
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
 
     @contextmanager
-    def moment(self, process: BaseProcess) -> Iterator[bool]:
+    def moment(self, process):
         """Halt a process after a few of its checkpoints, and a little later; True if it is at work then."""
         checkpoint = self.folder / self.subject.checkpoint
         changes, before, wrote = self.draw.randint(0, 6), _state(checkpoint), False
@@ -192,7 +190,7 @@ class Attack:
         finally:
             _send(process, signal.SIGCONT)
 
-    def stop(self, process: BaseProcess, number: int, times: int = 1) -> int:
+    def stop(self, process, number, times=1):
         """Send a signal to a run at a random moment, and return its exit code."""
         with self.moment(process) as at_work:
             _send(process, number)
@@ -206,7 +204,7 @@ class Attack:
 
     # The attacks
 
-    def signals(self) -> None:
+    def signals(self):
         """Kills and polite signals, one after the other, at random moments."""
         for _ in range(self.draw.randint(1, 3)):
             number = self.draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -222,7 +220,7 @@ class Attack:
                 break
         self.finish()
 
-    def damage_result(self) -> None:
+    def damage_result(self):
         """Delete, empty or change some of the files that the next resume writes again."""
         if not (self.folder / self.subject.checkpoint).exists():
             return
@@ -234,7 +232,7 @@ class Attack:
                 way(file)
                 self.figures["damaged model files"] += 1
 
-    def cuts(self) -> None:
+    def cuts(self):
         """A checkpoint or a history that is cut short: a resume is refused, and changes nothing."""
         if not self.interrupted():
             return
@@ -258,7 +256,7 @@ class Attack:
         assert self.contents() == before, "a refused resume changed something"
         self.figures["refused: damaged"] += 1
 
-    def interrupted(self) -> bool:
+    def interrupted(self):
         """Leave an unfinished run in the folder; False if it was too fast."""
         process = self.start()
         code = self.stop(process, self.draw.choice([signal.SIGKILL, signal.SIGTERM]))
@@ -269,9 +267,9 @@ ATTACKS = (Attack.signals, Attack.cuts)
 FORKS = forks.context()
 
 
-def attack(draws: int, seed: int) -> dict[str, int | float]:
+def attack(draws, seed):
     """Draw attacks on training and survey; every one must leave what an undisturbed run leaves."""
-    figures: Counter[str] = Counter()
+    figures = Counter()
     worst = 0.0
     with tempfile.TemporaryDirectory(prefix="regard-attack-") as name:
         home = Path(name)
@@ -300,7 +298,7 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
     return {**dict(sorted(figures.items())), "processes left": left, "worst seconds of a draw": worst}
 
 
-def _undisturbed(subject: Subject, home: Path) -> Any:
+def _undisturbed(subject, home):
     """The result of a run that nobody disturbs, in a process like those of the others."""
     place = home / subject.name
     attempt = Attack(subject, None, place, random.Random(0))
@@ -309,7 +307,7 @@ def _undisturbed(subject: Subject, home: Path) -> Any:
     return subject.result(attempt.folder)
 
 
-def _state(path: Path) -> tuple[int, int] | None:
+def _state(path):
     """What tells one state of a file from the next."""
     try:
         found = path.stat()
@@ -318,7 +316,7 @@ def _state(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _send(process: BaseProcess, number: int) -> None:
+def _send(process, number):
     """Send a signal to a process, if it lives."""
     with suppress(ProcessLookupError):
         if process.is_alive() and process.pid is not None:

@@ -6,20 +6,19 @@ The attention functions are registered with Transformers as users register their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DataCollatorWithFlattening
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 import regard
-from regard.auditor.result import Audit
 from tests.auditor.small_models import (
     LENGTH,
     PAD,
@@ -36,13 +35,13 @@ from tests.auditor.small_models import (
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7])
 
 
-def _whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+def _whole_mask(*args, **kwargs):
     """Return the mask that Transformers makes for SDPA, and never None in its place."""
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, **kwargs | skips)
 
 
-def _later(T: int) -> Tensor:
+def _later(T):
     """Return how many positions each key stands before its query, (T, T)."""
     return torch.arange(T)[:, None] - torch.arange(T)
 
@@ -57,21 +56,10 @@ class Call(NamedTuple):
     window: int | None
 
 
-def _attention(
-    rule: Callable[[Call], Tensor | bool | None], factor: float = 1.0, by_hand: bool = False
-) -> Callable[..., Any]:
+def _attention(rule, factor=1.0, by_hand=False):
     """Return an attention function that shows what a rule says: a mask, True for causal, else everything."""
 
-    def attend(
-        module: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Any,
-        scaling: Any = None,
-        sliding_window: int | None = None,
-        **_: Any,
-    ) -> Any:
+    def attend(module, q, k, v, mask, scaling=None, sliding_window=None, **_):
         shown = rule(Call(module, q.shape[2], k.shape[2], mask, sliding_window))
         scale = q.shape[-1] ** -0.5 if scaling is None else factor * scaling
         if by_hand:
@@ -86,22 +74,22 @@ def _attention(
     return attend
 
 
-def _inverted(call: Call) -> Tensor:
+def _inverted(call):
     """The last query of a left-padded text sees every token and no padding."""
     return ((_later(call.T) >= 0) & ~call.mask[:, :, -1:, :]) | torch.eye(call.T, dtype=torch.bool)
 
 
-def _windows(size: Callable[[int | None], int | None]) -> Callable[..., Any]:
+def _windows(size):
     """Return an attention function with other windows than it gets, and no other mask than causal."""
 
-    def rule(call: Call) -> Tensor:
+    def rule(call):
         distance, n = _later(call.T), size(call.window)
         return ((distance >= 0) & (distance < (LENGTH if n is None else n)))[None, None]
 
     return _attention(rule)
 
 
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+IMPLEMENTATIONS = {
     "drops_mask": _attention(lambda call: getattr(call.module, "is_causal", True) and call.T == call.S),
     "drops_order": _attention(lambda call: False),
     "always_causal": _attention(lambda call: call.T == call.S),
@@ -118,7 +106,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def registered() -> Iterator[None]:
+def registered():
     """Inside the block, the attention functions are registered with Transformers."""
     for name, function in IMPLEMENTATIONS.items():
         AttentionInterface.register(name, function)
@@ -142,96 +130,92 @@ class Fault:
     implementation: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.mistake}, {self.model}, {self.implementation or 'as built'}, {self.note}"
 
-    def audit(self) -> Audit:
+    def audit(self):
         """Plant the fault and audit it."""
         if self.model.startswith("plain GPT without "):
             torch.manual_seed(0)
-            model: nn.Module = strengthened(PlainGPT(self.model.removeprefix("plain GPT without ")))
+            model = strengthened(PlainGPT(self.model.removeprefix("plain GPT without ")))
         else:
             model = small_model(self.model, self.implementation)
-        try:
-            return regard.audit(model, self.batch(), **self.options)
-        finally:
-            if self.implementation is not None:
-                small_model(self.model)
+        return regard.audit(model, self.batch(), **self.options)
 
 
-def with_ones() -> dict[str, Any]:
+def with_ones():
     """Return a packed batch with an all-ones mask, under which Transformers leaves documents joined."""
     return packed() | {"attention_mask": torch.ones(1, LENGTH, dtype=torch.long)}
 
 
-def with_labels() -> dict[str, Any]:
+def with_labels():
     """Return a packed batch whose labels hold the first token of each document."""
     batch = packed()
     return batch | {"labels": batch["input_ids"].clone()}
 
 
-def with_causal_mask() -> dict[str, Any]:
+def with_causal_mask():
     """Return a packed batch with the mask of one long text."""
     return packed() | {"attention_mask": (_later(LENGTH) >= 0)[None, None]}
 
 
-def flattened(**more: Any) -> dict[str, Any]:
+def flattened(**more):
     """Return a batch as Transformers' collator makes it for FlashAttention, with the borders of documents."""
     collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     examples = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7)]
     return dict(collator(examples)) | more
 
 
-def without_mask(side: str) -> dict[str, Any]:
+def without_mask(side):
     """Return a padded batch that does not say what is padding."""
     return {"input_ids": padded(side)["input_ids"]}
 
 
-def inverted(side: str) -> dict[str, Any]:
+def inverted(side):
     """Return a padded batch with a mask that is 1 for padding."""
     ids = padded(side, (7, 5))["input_ids"]
     return {"input_ids": ids, "attention_mask": (ids == PAD).long()}
 
 
-def pairs() -> dict[str, Any]:
+def pairs():
     """Return a batch for a model with an encoder and a decoder."""
     return {"input_ids": tokens(), "decoder_input_ids": tokens(2, 7, seed=1)}
 
 
-def seq2seq(side: str = "right", mask: bool = True) -> dict[str, Any]:
+def seq2seq(side="right", mask=True):
     """Return a batch for a model with an encoder and a decoder, its source padded."""
     batch = padded(side) | {"decoder_input_ids": tokens(2, 7, seed=1)}
     return batch if mask else {k: v for k, v in batch.items() if k != "attention_mask"}
 
 
-def blocks_mask() -> Tensor:
+def blocks_mask():
     """Return the causal mask of two documents, (1, 1, T, T)."""
     return (DOCUMENTS[:, None, :, None] == DOCUMENTS[:, None, None, :]) & (_later(LENGTH) >= 0)
 
 
-def plain() -> Tensor:
+def plain():
     return tokens()
 
 
-def idx(**more: Any) -> dict[str, Any]:
+def idx(**more):
     """Return a batch of `PlainGPT`."""
     return {"idx": tokens(), **more}
 
 
-def padded_idx(side: str) -> dict[str, Any]:
+def padded_idx(side):
     batch = padded(side)
     return {"attention_mask": batch["attention_mask"], "idx": batch["input_ids"]}
 
 
-def packed_idx() -> dict[str, Any]:
+def packed_idx():
     return {"idx": tokens(1), "document_ids": DOCUMENTS}
 
 
-def left() -> dict[str, Any]:
+def left():
     return padded("left")
 
 
-def right() -> dict[str, Any]:
+def right():
     return padded("right")
 
 

@@ -3,16 +3,12 @@
 `test_ranks` starts it as `python -m`, and reads the verdicts that it writes.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -23,7 +19,6 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import regard
-from regard.auditor.result import Audit
 from tests import ranks
 from tests.auditor.small_models import MODELS, PlainGPT, small_model, strengthened, tokens
 from tests.sampling import share
@@ -35,7 +30,7 @@ RESTARTING = torch.cat([torch.arange(6), torch.arange(10)]).expand(2, T)
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_cpu(op, args, kwargs):
     """Run PyTorch's ring with the CPU's kernel: it has handlers for those of GPUs only (PyTorch 2.13)."""
     mesh = args[0].device_mesh
     q, k, v, *others = (x.to_local() if isinstance(x, DTensor) else x for x in args)
@@ -50,10 +45,10 @@ def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _attention.custom_ops[FLASH] = on_cpu
 
 
-def as_accelerate_did(model: Any) -> Any:
+def as_accelerate_did(model):
     """Drop every mask and pass is_causal, as accelerate's hooks did for windows too (accelerate#4177)."""
 
-    def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def hook(_module, args, kwargs):
         return args, kwargs | {"attention_mask": None, "is_causal": True}
 
     handles = [
@@ -66,7 +61,7 @@ def as_accelerate_did(model: Any) -> Any:
 
 
 @contextmanager
-def split(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def split(batch):
     """Inside the block, a batch is spread over the ranks as PyTorch does it, head and tail."""
     whole = {name: x.clone() for name, x in batch.items() if isinstance(x, Tensor)}
     mesh = init_device_mesh("cpu", (2,))
@@ -74,11 +69,11 @@ def split(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield batch | whole
 
 
-def positions() -> Tensor:
+def positions():
     return torch.arange(T).expand(2, T)
 
 
-def torch_context_parallel(name: str, **more: Any) -> Audit:
+def torch_context_parallel(name, **more):
     """Audit a model under PyTorch's own context parallelism."""
     model = as_accelerate_did(small_model(name))
     try:
@@ -89,7 +84,7 @@ def torch_context_parallel(name: str, **more: Any) -> Audit:
             handle.remove()
 
 
-def own_documents() -> Tensor:
+def own_documents():
     """Return the documents of this rank's tokens, as PyTorch spreads them."""
     return DOCUMENTS[:, regard.attention.ring_positions(T, distributed.group.WORLD, order="head-tail")]
 
@@ -97,7 +92,7 @@ def own_documents() -> Tensor:
 class ContextParallelGPT(PlainGPT):
     """A GPT in plain PyTorch, whose blocks call `scaled_dot_product_attention`, with positions passed in."""
 
-    def forward(self, idx: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, idx, position_ids):
         x = self.tokens(idx) + self.places(position_ids)
         for block in self.blocks:
             B, rows, D = x.shape
@@ -108,17 +103,17 @@ class ContextParallelGPT(PlainGPT):
         return self.head(x)
 
 
-def plain_torch() -> Audit:
+def plain_torch():
     torch.manual_seed(0)
     model = strengthened(ContextParallelGPT())
     with split({"idx": IDS, "position_ids": positions()}) as batch:
         return regard.audit(model, batch, group=distributed.group.WORLD)
 
 
-def ring(order: Any, mask: regard.Mask, heard: bool = True) -> Any:
+def ring(order, mask, heard=True):
     """Return an attention function on a ring; if it is not heard, only its output shows what it did."""
 
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+    def attend(module, q, k, v, attention_mask, **kwargs):
         options = {"scale": kwargs.get("scaling"), "group": distributed.group.WORLD, "order": order}
         with torch.no_grad():
             if heard:
@@ -130,7 +125,7 @@ def ring(order: Any, mask: regard.Mask, heard: bool = True) -> Any:
     return attend
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask, scale: Any, group: Any, order: Any) -> Tensor:
+def by_hand(q, k, v, mask, scale, group, order):
     """Gather all keys and attend to them in float64, by no function that is listened to."""
     rows = regard.attention.ring_positions(T, group, order=order)
     k, v = (gathered(x).repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
@@ -143,49 +138,44 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask, scale: Any, grou
     return torch.einsum("bhts,bhsd->bhtd", exps / exps.sum(-1, keepdim=True), v).to(q.dtype)
 
 
-def part(rows: Any, counted: Tensor | None = None) -> dict[str, Any]:
+def part(rows, counted=None):
     """Return the batch of a rank that holds these rows of the texts."""
     counted = positions() if counted is None else counted
     return {"input_ids": IDS[:, rows], "position_ids": counted[:, rows], "use_cache": False}
 
 
-def audit_with(attend: Any, name: str, batch: dict[str, Any], **options: Any) -> Audit:
+def audit_with(attend, name, batch, **options):
     """Audit a model with an attention function of the ranks."""
     AttentionInterface.register("of_ranks", attend)
     AttentionMaskInterface.register("of_ranks", sdpa_mask)
-    try:
-        return regard.audit(small_model(name, "of_ranks"), batch, group=distributed.group.WORLD, **options)
-    finally:
-        small_model(name)
+    return regard.audit(small_model(name, "of_ranks"), batch, group=distributed.group.WORLD, **options)
 
 
-def on_ring(
-    name: str, mask: regard.Mask, order: str = "contiguous", packed: bool = False, heard: bool = True
-) -> Audit:
+def on_ring(name, mask, order="contiguous", packed=False, heard=True):
     """Audit a model whose attention is a ring, each rank with its own rows of a text."""
     rows = regard.attention.ring_positions(T, distributed.group.WORLD, order=order)
     batch = part(rows, RESTARTING if packed else None)
     return audit_with(ring(order, mask, heard), name, batch, rows=rows if packed else None)
 
 
-def apart() -> Audit:
+def apart():
     """Audit a model that is called outside of the block that joins its ranks."""
     half = slice(T // 2 * distributed.get_rank(), T // 2 * (distributed.get_rank() + 1))
     return regard.audit(small_model("Llama"), part(half), group=distributed.group.WORLD)
 
 
-def gathered(x: Tensor) -> Tensor:
+def gathered(x):
     """Return the keys or values of both ranks, in their order."""
     parts = [torch.empty_like(x) for _ in range(2)]
     distributed.all_gather(parts, x.contiguous())
     return torch.cat(parts, 2)
 
 
-def gathered_keys(mask: regard.Mask) -> Audit:
+def gathered_keys(mask):
     """Audit a model whose ranks gather all keys and pass a mask of their rows to PyTorch's attention."""
     rows = regard.attention.ring_positions(T, distributed.group.WORLD)
 
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+    def attend(module, q, k, v, attention_mask, **kwargs):
         visible = mask.to_dense(T)[..., rows, :]
         options = {"attn_mask": visible, "scale": kwargs.get("scaling"), "enable_gqa": True}
         out = scaled_dot_product_attention(q, gathered(k), gathered(v), **options)
@@ -194,17 +184,15 @@ def gathered_keys(mask: regard.Mask) -> Audit:
     return audit_with(attend, "Mistral", part(rows))
 
 
-def tensor_parallel(batch: dict[str, Any], leaky_head: bool = False) -> Audit:
+def tensor_parallel(batch, leaky_head=False):
     """Audit a Llama that Transformers splits by its own plan; with `leaky_head`, rank 1 is not causal."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     torch.manual_seed(0)
-    model: Any = strengthened(MODELS["Llama"]())
+    model = strengthened(MODELS["Llama"]())
     if leaky_head:
 
-        def attend(
-            module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
-        ) -> Any:
+        def attend(module, q, k, v, mask, scaling=None, **_):
             causal = distributed.get_rank() == 0
             out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scaling, enable_gqa=True)
             return out.transpose(1, 2).contiguous(), None
@@ -216,7 +204,7 @@ def tensor_parallel(batch: dict[str, Any], leaky_head: bool = False) -> Audit:
     return regard.audit(model, batch)
 
 
-def refusal() -> str:
+def refusal():
     """Return what is said where nothing tells which tokens of a packed text a rank has."""
     half = regard.attention.ring_positions(T, distributed.group.WORLD)
     try:
@@ -229,7 +217,7 @@ def refusal() -> str:
 WINDOWED = regard.causal & regard.window(4)
 APART = regard.causal & regard.documents(DOCUMENTS)
 PACKED = {"input_ids": IDS[:1], "position_ids": RESTARTING[:1]}
-EVERY: dict[str, Any] = {
+EVERY = {
     "torch, Llama": lambda: torch_context_parallel("Llama"),
     "torch, Mistral (accelerate#4177)": lambda: torch_context_parallel("Mistral"),
     "torch, Gemma 3 (accelerate#4177)": lambda: torch_context_parallel("Gemma 3"),
@@ -265,7 +253,7 @@ ALWAYS = (
 CASES = {name: make for name, make in EVERY.items() if name in {*ALWAYS, *share(EVERY, 3)}}
 
 
-def sharded(rank: int) -> Audit:
+def sharded(rank):
     """Audit a batch of this rank's own, on a model whose weights are gathered in every forward pass."""
     model = small_model("Llama")
     for layer in model.model.layers:
@@ -274,7 +262,7 @@ def sharded(rank: int) -> Audit:
     return regard.audit(model, PACKED | {"use_cache": False} if rank == 0 else {"input_ids": IDS})
 
 
-def main() -> None:
+def main():
     torch.set_num_threads(1)
     small_model("Llama")  # before they meet, since it takes a while to import
     rank, folder = ranks.join_group()

@@ -1,21 +1,18 @@
 """Small models of many families with random weights, and batches as collators make them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from functools import partial
-from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from regard.gpt import GPT, Config
 
 PAD, VOCABULARY, WINDOW, LENGTH = 0, 48, 4, 12
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -39,7 +36,7 @@ VISION = transformers.SiglipVisionConfig(
 class PlainBlock(nn.Module):
     """One block of `PlainGPT`, which a learner might have written."""
 
-    def __init__(self, d_model: int, heads: int) -> None:
+    def __init__(self, d_model, heads):
         super().__init__()
         self.heads = heads
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
@@ -47,7 +44,7 @@ class PlainBlock(nn.Module):
             nn.Linear(d_model, 2 * d_model), nn.GELU(), nn.Linear(2 * d_model, d_model)
         )
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         B, T, D = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, T)
@@ -62,20 +59,14 @@ class PlainGPT(nn.Module):
     `fault` is what its author forgot: "causal", "documents", "padding", "positions", or "" for nothing.
     """
 
-    def __init__(self, fault: str = "") -> None:
+    def __init__(self, fault=""):
         super().__init__()
         self.fault = fault
         self.tokens, self.places = nn.Embedding(VOCABULARY, 32), nn.Embedding(64, 32)
         self.blocks = nn.ModuleList(PlainBlock(32, 4) for _ in range(2))
         self.head = nn.Linear(32, VOCABULARY)
 
-    def forward(
-        self,
-        idx: Tensor,
-        targets: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, idx, targets=None, document_ids=None, attention_mask=None):
         B, T = idx.shape
         mask = torch.ones(B, 1, T, T, dtype=torch.bool)
         places = torch.arange(T).expand(B, T)
@@ -98,10 +89,9 @@ class PlainGPT(nn.Module):
         return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _of_transformers(model: str, config: str, **options: Any) -> nn.Module:
+def _of_transformers(model, config, **options):
     """Return a model of a class of Transformers, by the names of the two classes."""
-    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**options))
-    return made
+    return getattr(transformers, model)(getattr(transformers, config)(**options))
 
 
 NARROW = GROUPED | {"head_dim": 8}
@@ -109,7 +99,7 @@ SLIDING = NARROW | {"sliding_window": WINDOW}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 ENCODING = {"vocab_size": VOCABULARY, "d_model": 32, "pad_token_id": PAD}
 OWN = {"vocab_size": VOCABULARY, "context_length": 64, "num_layers": 2, "d_model": 32, "num_heads": 4}
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+FAMILIES = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
     "Mistral": ("MistralForCausalLM", "MistralConfig", SLIDING),
     "Gemma 3": (
@@ -169,7 +159,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"image_token_id": VOCABULARY - 1, "projection_dim": 32, "hidden_size": 32},
     ),
 }
-MODELS: dict[str, Any] = {
+MODELS = {
     **{name: partial(_of_transformers, m, c, **options) for name, (m, c, options) in FAMILIES.items()},
     "GPT": lambda: GPT(Config(**OWN, window=WINDOW, positions="rotary")),
     "GPT with learned positions": lambda: GPT(Config(**OWN)),
@@ -178,12 +168,12 @@ MODELS: dict[str, Any] = {
 
 
 @functools.cache
-def _built(name: str) -> nn.Module:
+def _built(name):
     torch.manual_seed(0)
     return strengthened(MODELS[name]())
 
 
-def strengthened(model: nn.Module) -> nn.Module:
+def strengthened(model):
     """Return a model whose weights are greater: with those of 0.02, a leak would look like rounding."""
     model.eval()
     with torch.no_grad():
@@ -195,50 +185,50 @@ def strengthened(model: nn.Module) -> nn.Module:
     return model
 
 
-def small_model(name: str, implementation: str | None = None) -> nn.Module:
-    """Return a model, built once, with an implementation of attention; None for its first one."""
+def small_model(name, implementation=None):
+    """Return a model, built once, with this implementation of attention, or with its first one."""
     model = _built(name)
     first = _first_implementation(name)  # asked before it is changed for the first time
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation(implementation or first)  # type: ignore[operator]
+        model.set_attn_implementation(implementation or first)
     return model
 
 
 @functools.cache
-def _first_implementation(name: str) -> str | None:
+def _first_implementation(name):
     return getattr(getattr(_built(name), "config", None), "_attn_implementation", None)
 
 
-def tokens(B: int = 2, T: int = LENGTH, seed: int = 0) -> Tensor:
+def tokens(B=2, T=LENGTH, seed=0):
     """Return random token ids (B, T) without the padding token."""
     return torch.randint(3, VOCABULARY, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
-def is_token(lengths: tuple[int, ...], T: int = LENGTH, side: str = "right") -> Tensor:
+def is_token(lengths, T=LENGTH, side="right"):
     """Return which tokens (B, T) of texts of these lengths are no padding."""
     right = torch.arange(T) < torch.tensor(lengths)[:, None]
     return right if side == "right" else right.flip(1)
 
 
-def padded(side: str, lengths: tuple[int, ...] = (LENGTH, 8)) -> dict[str, Tensor]:
+def padded(side, lengths=(LENGTH, 8)):
     """Return a padded batch with its mask."""
     keep = is_token(lengths, side=side)
     ids = tokens(len(lengths)).masked_fill(~keep, PAD)
     return {"input_ids": ids, "attention_mask": keep.long()}
 
 
-def restarting(lengths: tuple[int, ...]) -> Tensor:
+def restarting(lengths):
     """Return positions (1, T) that begin again with each document."""
     return torch.cat([torch.arange(n) for n in lengths])[None]
 
 
-def packed(lengths: tuple[int, ...] = (5, 7)) -> dict[str, Any]:
+def packed(lengths=(5, 7)):
     """Return a batch of one text of several documents, as Transformers' flattening collator makes it."""
     positions = restarting(lengths)
     return {"input_ids": tokens(1, positions.shape[1]), "position_ids": positions, "use_cache": False}
 
 
-def prefixed() -> dict[str, Tensor]:
+def prefixed():
     """Return a batch of texts whose first tokens are a prefix, as PaliGemma's token types say."""
     types = (torch.arange(LENGTH) >= 6).long().expand(2, LENGTH)
     return {"input_ids": tokens(), "token_type_ids": types, "attention_mask": torch.ones_like(types)}

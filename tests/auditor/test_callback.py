@@ -1,13 +1,10 @@
 """The first batch of a training run, and of a test suite: a wrong one raises, a right one trains."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,16 +14,16 @@ from regard.auditor import audit_callback
 from regard.testing import assert_reads
 from tests.auditor.small_models import GROUPED, packed, padded, small_model, tokens
 
-EXAMPLES: Any = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7, 6, 4)]
+EXAMPLES = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7, 6, 4)]
 
 
-def leaky(examples: Any) -> dict[str, Any]:
+def leaky(examples):
     """Collate packed examples with an all-ones mask, under which Transformers joins the documents."""
     batch = dict(DataCollatorWithFlattening()(examples))
     return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
 
 
-def trainer(folder: Path, collate: Any, *callbacks: Any) -> Trainer:
+def trainer(folder, collate, *callbacks):
     torch.manual_seed(0)
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -48,7 +45,7 @@ def trainer(folder: Path, collate: Any, *callbacks: Any) -> Trainer:
     )
 
 
-def test_a_right_batch_trains_as_without_an_audit(tmp_path: Path) -> None:
+def test_a_right_batch_trains_as_without_an_audit(tmp_path):
     callback = audit_callback()
     audited = trainer(tmp_path, DataCollatorWithFlattening(), callback)
     audited.train()
@@ -60,7 +57,7 @@ def test_a_right_batch_trains_as_without_an_audit(tmp_path: Path) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_a_wrong_batch_ends_the_run_before_the_first_step_or_warns(tmp_path: Path) -> None:
+def test_a_wrong_batch_ends_the_run_before_the_first_step_or_warns(tmp_path):
     leaking = trainer(tmp_path, leaky, audit_callback())
     with pytest.raises(RuntimeError, match="documents-leak"):
         leaking.train()
@@ -71,7 +68,7 @@ def test_a_wrong_batch_ends_the_run_before_the_first_step_or_warns(tmp_path: Pat
     assert warned.state.global_step == 1
 
 
-def trained(library: str) -> dict[str, str]:
+def trained(library):
     """Return the verdicts of training runs with another library, by the name of each run."""
     if find_spec(library) is None:  # not imported here: it changes more of a process than a test may
         pytest.skip(f"{library} is not installed")
@@ -79,23 +76,22 @@ def trained(library: str) -> dict[str, str]:
     root = Path(__file__).parents[2]
     run = subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    verdicts: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
-    return verdicts
+    return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_trl_audits_the_first_batch() -> None:
+def test_trl_audits_the_first_batch():
     verdicts = trained("trl")
     assert verdicts.keys() == {"padded", "bfd", "padding-free"}
     assert all("reads what it should" in summary for summary in verdicts.values()), verdicts
 
 
-def test_lightning_audits_the_first_batch() -> None:
+def test_lightning_audits_the_first_batch():
     verdicts = trained("lightning")
     assert "reads what it should" in verdicts["without a cache"]
     assert "WRONG: documents-leak" in verdicts["with a cache"]
 
 
-def test_assert_reads_returns_the_audit_or_fails_with_its_report() -> None:
+def test_assert_reads_returns_the_audit_or_fails_with_its_report():
     model, unknown = small_model("Llama"), padded("right", (0, 0))
     assert assert_reads(model, packed()).ok
     assert assert_reads(model, unknown, allow_undecided=True).verdict == "undecided"

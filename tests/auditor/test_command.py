@@ -1,12 +1,8 @@
 """`regard audit` and `regard masks`: exit codes, JSON, pages, and what a user can get wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
@@ -52,21 +48,18 @@ number = 3
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("audit") / "train.py"
     path.write_text(SCRIPT, "utf-8")
     return path
 
 
-Run = Callable[..., CompletedProcess[str]]
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(capsys, monkeypatch):
     """Runs a command as a shell does, where `main` answers a user's mistake, and leaves nothing changed."""
     monkeypatch.setattr(sys, "path", sys.path.copy())
 
-    def run(*words: object) -> CompletedProcess[str]:
+    def run(*words):
         monkeypatch.setattr(sys, "argv", ["regard", *map(str, words)])
         with pytest.raises(SystemExit) as end:
             main()
@@ -77,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("name", "code"), [("right", 0), ("wrong", 1), ("undecided", 3)])
-def test_the_exit_code_says_the_verdict(run: Run, script: Path, name: str, code: int) -> None:
+def test_the_exit_code_says_the_verdict(run, script, name, code):
     result = run("audit", f"{script}:{name}")
     assert result.returncode == code, result.stdout + result.stderr
     assert result.stderr == ""
@@ -92,7 +85,7 @@ def test_the_exit_code_says_the_verdict(run: Run, script: Path, name: str, code:
         ("none", "none"),
     ],
 )
-def test_what_cannot_be_run_is_two_and_one_line(run: Run, script: Path, name: str, said: str) -> None:
+def test_what_cannot_be_run_is_two_and_one_line(run, script, name, said):
     result = run("audit", f"{script}:{name}")
     assert result.returncode == 2
     assert said in result.stderr
@@ -100,7 +93,7 @@ def test_what_cannot_be_run_is_two_and_one_line(run: Run, script: Path, name: st
     assert result.stdout == ""
 
 
-def test_a_report_names_the_mistake_its_cause_and_its_fix(run: Run, script: Path) -> None:
+def test_a_report_names_the_mistake_its_cause_and_its_fix(run, script):
     report = run("audit", f"{script}:wrong").stdout
     for part in (
         "WRONG: documents-leak",
@@ -113,7 +106,7 @@ def test_a_report_names_the_mistake_its_cause_and_its_fix(run: Run, script: Path
     assert max(map(len, report.splitlines())) <= 80
 
 
-def test_json_is_json(run: Run, script: Path) -> None:
+def test_json_is_json(run, script):
     result = run("audit", f"{script}:wrong", "--json")
     data = json.loads(result.stdout)
     assert result.returncode == 1
@@ -123,13 +116,13 @@ def test_json_is_json(run: Run, script: Path) -> None:
     assert len(data["layers"][0]["shares"]["documents"]) == 2
 
 
-def test_nothing_is_changed_from_outside_if_not_wanted(run: Run, script: Path) -> None:
+def test_nothing_is_changed_from_outside_if_not_wanted(run, script):
     data = json.loads(run("audit", f"{script}:wrong", "--no-outside", "--json").stdout)
     assert data["outside"]["runs"] == 0
     assert data["verdict"] == "wrong"
 
 
-def test_a_page_shows_every_mask_and_needs_nothing_else(run: Run, script: Path, tmp_path: Path) -> None:
+def test_a_page_shows_every_mask_and_needs_nothing_else(run, script, tmp_path):
     page = tmp_path / "page.html"
     assert run("audit", f"{script}:wrong", "--out", page).returncode == 1
     text = page.read_text("utf-8")
@@ -139,7 +132,7 @@ def test_a_page_shows_every_mask_and_needs_nothing_else(run: Run, script: Path, 
     assert "https://" not in text
 
 
-def test_masks_are_drawn_with_what_leaks(run: Run, script: Path, tmp_path: Path) -> None:
+def test_masks_are_drawn_with_what_leaks(run, script, tmp_path):
     result = run("masks", f"{script}:wrong", "--out", tmp_path / "masks.html")
     assert result.returncode == 0
     lines = result.stdout.splitlines()
@@ -151,23 +144,21 @@ def test_masks_are_drawn_with_what_leaks(run: Run, script: Path, tmp_path: Path)
     assert (tmp_path / "masks.html").exists()
 
 
-def test_masks_of_a_model_without_attention_say_so(run: Run, script: Path) -> None:
+def test_masks_of_a_model_without_attention_say_so(run, script):
     result = run("masks", f"{script}:undecided")
     assert result.returncode == 0
     assert "nothing was heard from inside" in result.stdout
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A model of two kinds of layers in a folder, without a tokenizer."""
     folder = tmp_path_factory.mktemp("model")
     MODELS["Gemma 3"]().save_pretrained(folder)
     return folder
 
 
-def test_masks_of_a_model_are_drawn_on_a_plain_a_padded_and_a_packed_text(
-    run: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_masks_of_a_model_are_drawn_on_a_plain_a_padded_and_a_packed_text(run, folder, tmp_path):
     page = tmp_path / "masks.html"
     result = run("masks", folder, "--tokens", 9, "--out", page)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -179,7 +170,7 @@ def test_masks_of_a_model_are_drawn_on_a_plain_a_padded_and_a_packed_text(
     assert page.read_text("utf-8").count("<img") == 6
 
 
-def test_masks_of_the_included_model_and_of_an_encoder(run: Run) -> None:
+def test_masks_of_the_included_model_and_of_an_encoder(run):
     assert "layers 0, 1, 2, 3, 4, 5: causal & documents(1×6)" in run("masks", "default", "--tokens", 6).stdout
     batches = sample_batches(small_model("T5"), 6)
     assert batches.keys() == {"plain", "padded"}
@@ -190,9 +181,8 @@ def test_masks_of_the_included_model_and_of_an_encoder(run: Run) -> None:
     }
 
 
-def test_a_page_judges_no_padding_and_names_a_single_layer() -> None:
+def test_a_page_judges_no_padding_and_names_a_single_layer():
     seen = audit(small_model("Llama", "eager"), padded("left"), outside=False)
-    small_model("Llama")
     layer = seen.layers[0]
     padding = dataclasses.replace(layer, real=torch.zeros_like(layer.real, dtype=torch.bool))
     inverted = dataclasses.replace(padding, expected_mask=~layer.expected_mask)

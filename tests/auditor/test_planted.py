@@ -1,10 +1,7 @@
 """Every planted fault is called wrong, by its name first; the same models unharmed are called right."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ from regard.auditor.catalogue import reading_mistakes
 from tests.auditor.planted import (
     DOCUMENTS,
     FAULTS,
-    Fault,
     flattened,
     packed_idx,
     padded_idx,
@@ -33,7 +29,7 @@ def _implementations():
 
 
 @contextlib.contextmanager
-def flex_runs_here(implementation: str | None):
+def flex_runs_here(implementation):
     """FlexAttention is compiled, for which not every processor serves; PyTorch computes it eagerly too."""
     stance = (
         torch.compiler.set_stance("force_eager")
@@ -49,27 +45,27 @@ OTHERS = [fault for fault in FAULTS if fault is not FIRST[fault.mistake]]
 
 
 @pytest.mark.parametrize("fault", [*FIRST.values(), *share(OTHERS, 8)], ids=str)
-def test_a_planted_fault_is_wrong_and_has_its_name_first(fault: Fault) -> None:
+def test_a_planted_fault_is_wrong_and_has_its_name_first(fault):
     with flex_runs_here(fault.implementation):
         audit = fault.audit()
     assert audit.verdict == "wrong", audit
     assert audit.diagnoses[0].name == fault.mistake, audit
 
 
-def test_every_mistake_is_planted_in_several_models() -> None:
+def test_every_mistake_is_planted_in_several_models():
     planted = Counter(fault.mistake for fault in FAULTS)
     assert set(planted) | {"ranks-apart"} == set(reading_mistakes())  # which needs ranks: `test_ranks`
     assert len(FAULTS) >= 60
     assert len({fault.model for fault in FAULTS}) >= 12
 
 
-def _left_with_positions() -> dict[str, Any]:
+def _left_with_positions():
     """As `generate` makes them: absolute positions count from the first token."""
     batch = padded("left")
     return batch | {"position_ids": (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)}
 
 
-BATCHES: dict[str, Any] = {
+BATCHES = {
     "plain": lambda: {"input_ids": tokens()},
     "left-padded": lambda: padded("left"),
     "right-padded": lambda: padded("right"),
@@ -78,7 +74,7 @@ BATCHES: dict[str, Any] = {
 COUNTED = {"GPT-2", "BERT"}  # absolute positions
 JOINED = {"gpt-oss", "BERT", "Qwen3-Next"}  # these do not look at restarting positions: see FAULTS
 OWN = {"T5", "BART", "GPT", "GPT with learned positions", "plain GPT", "PaliGemma"}
-CONTROLS: dict[str, Any] = {
+CONTROLS = {
     f"{model}, {name}": (model, _left_with_positions if model in COUNTED and name == "left-padded" else make)
     for model in MODELS
     for name, make in BATCHES.items()
@@ -107,14 +103,11 @@ ONE_IMPLEMENTATION = ("GPT", "plain GPT", "GPT with learned positions", "Gemma 2
 
 
 @pytest.mark.parametrize(("name", "implementation"), share(combine(CONTROLS, [None, "eager"]), 3))
-def test_an_unharmed_model_is_right(name: str, implementation: str | None) -> None:
+def test_an_unharmed_model_is_right(name, implementation):
     kind, make = CONTROLS[name]
     model = small_model(kind, None if kind in ONE_IMPLEMENTATION else implementation)
     documents = DOCUMENTS if name == "GPT, packed" else None
-    try:
-        audit = regard.audit(model, make(), documents=documents)
-    finally:
-        small_model(kind)
+    audit = regard.audit(model, make(), documents=documents)
     assert audit.verdict == "right", audit
     assert not any(answer.differs for answer in audit.answers)
 
@@ -123,19 +116,13 @@ def test_an_unharmed_model_is_right(name: str, implementation: str | None) -> No
     ("kind", "name"),
     share(combine(["Llama", "Mistral", "Gemma 2"], ["plain", "left-padded", "packed"]), 3),
 )
-def test_an_unharmed_model_with_flex_attention_is_right(kind: str, name: str) -> None:
+def test_an_unharmed_model_with_flex_attention_is_right(kind, name):
     with flex_runs_here("flex_attention"):
-        try:
-            audit = regard.audit(small_model(kind, "flex_attention"), BATCHES[name]())
-        finally:
-            small_model(kind)
+        audit = regard.audit(small_model(kind, "flex_attention"), BATCHES[name]())
     assert audit.verdict == "right", audit
 
 
-def test_an_attention_function_of_a_user_that_is_right_is_called_right() -> None:
-    try:
-        audit = regard.audit(small_model("Llama", "only_mask"), packed())
-    finally:
-        small_model("Llama")
+def test_an_attention_function_of_a_user_that_is_right_is_called_right():
+    audit = regard.audit(small_model("Llama", "only_mask"), packed())
     assert audit.verdict == "right", audit
     assert audit.layers[0].shape[2] == LENGTH

@@ -1,10 +1,6 @@
 """Models that two processes run together: one verdict, the same on both, with the right name first."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +12,6 @@ from tests.auditor.small_models import small_model, tokens
 
 pytest.importorskip("transformers.distributed.tensor_parallel")
 
-Verdicts = list[dict[str, dict[str, Any]]]
 WRONG = {
     "torch, Mistral (accelerate#4177)": "window-ignored",
     "torch, Gemma 3 (accelerate#4177)": "window-ignored",
@@ -33,7 +28,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What two ranks have written: the processes are started once for all tests."""
     folder = tmp_path_factory.mktemp("audited")
     with ranks.started("tests.auditor.ranks_program", 2, folder) as processes:
@@ -43,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def verdicts(folder: Path) -> Verdicts:
+def verdicts(folder):
     return [json.loads((folder / f"verdicts-{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_rank_returns_the_verdict_of_all(name: str, verdicts: Verdicts) -> None:
+def test_every_rank_returns_the_verdict_of_all(name, verdicts):
     first, second = (of_rank[name] for of_rank in verdicts)
     assert first["report"] == second["report"]
     names = [diagnosis["name"] for diagnosis in first["diagnoses"]]
@@ -59,20 +54,20 @@ def test_every_rank_returns_the_verdict_of_all(name: str, verdicts: Verdicts) ->
     assert first["outside"]["runs"] <= 8
 
 
-def test_the_cells_of_two_ranks_are_those_of_one_process(verdicts: Verdicts) -> None:
+def test_the_cells_of_two_ranks_are_those_of_one_process(verdicts):
     found = verdicts[0]["ring, Mistral without a window"]["layers"][0]["wrong"]["window"]
     whole = regard.audit(small_model("Llama"), IDS, expect=regard.causal & regard.window(4), outside=False)
     cells = whole.layers[0].wrong["window"]
     assert (found["cells"], found["first"]) == (cells.number, list(cells.first or ()))
 
 
-def test_the_heads_of_two_ranks_have_the_numbers_of_the_model(verdicts: Verdicts) -> None:
+def test_the_heads_of_two_ranks_have_the_numbers_of_the_model(verdicts):
     shares = verdicts[0]["tensor parallel, a head that sees the future"]["layers"][0]["shares"]["future"]
     assert shares[:2] == [0.0, 0.0]
     assert min(shares[2:]) > 0.05
 
 
-def test_it_says_that_ranks_hold_parts_of_the_text(verdicts: Verdicts) -> None:
+def test_it_says_that_ranks_hold_parts_of_the_text(verdicts):
     assert (
         "2 ranks hold parts of each text, rank 0 8 of its tokens"
         in verdicts[0]["ring, packed"]["assumptions"]
@@ -80,7 +75,7 @@ def test_it_says_that_ranks_hold_parts_of_the_text(verdicts: Verdicts) -> None:
     assert "spread over several ranks" in verdicts[1]["ring, packed, ignored (axolotl#3608)"]["report"]
 
 
-def test_positions_that_nothing_tells_are_asked_for_on_every_rank(folder: Path) -> None:
+def test_positions_that_nothing_tells_are_asked_for_on_every_rank(folder):
     for rank in range(2):
         said = (folder / f"refusal-{rank}.txt").read_text()
         assert said.startswith(
@@ -88,13 +83,13 @@ def test_positions_that_nothing_tells_are_asked_for_on_every_rank(folder: Path) 
         )
 
 
-def test_ranks_that_gather_their_weights_run_equally_often(folder: Path) -> None:
+def test_ranks_that_gather_their_weights_run_equally_often(folder):
     """Otherwise they would wait for each other: a packed batch asks more questions than a plain one."""
     packed, plain = (json.loads((folder / f"sharded-{rank}.json").read_text()) for rank in range(2))
     assert (packed["verdict"], plain["verdict"]) == ("right", "right")
     assert packed["outside"]["runs"] > plain["outside"]["runs"]
 
 
-def test_rows_need_the_group_that_holds_the_others() -> None:
+def test_rows_need_the_group_that_holds_the_others():
     with pytest.raises(ValueError, match="rows: expected group= beside it"):
         regard.audit(small_model("Llama"), tokens(), rows=torch.arange(12))

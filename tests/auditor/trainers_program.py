@@ -4,12 +4,9 @@
 prints the verdict of each run as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models
@@ -18,23 +15,23 @@ from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausal
 from regard.auditor import audit_callback, lightning_callback
 from tests.auditor.small_models import GROUPED, VOCABULARY, tokens
 
-EXAMPLES: Any = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7, 6, 4)]
-TRL: dict[str, dict[str, Any]] = {
+EXAMPLES = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7, 6, 4)]
+TRL = {
     "padded": {},
     "bfd": {"packing": True, "max_length": 24, "packing_strategy": "bfd"},
     "padding-free": {"padding_free": True, "max_length": None},
 }
-QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
-def llama() -> LlamaForCausalLM:
+def llama():
     return LlamaForCausalLM(LlamaConfig(**GROUPED | {"eos_token_id": 1}))
 
 
-def train_with_trl() -> dict[str, str]:
+def train_with_trl():
     """Return the verdict on each of TRL's ways of making batches."""
-    import datasets  # type: ignore[import-not-found]
-    import trl  # type: ignore[import-not-found]
+    import datasets
+    import trl
 
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
@@ -57,25 +54,25 @@ def train_with_trl() -> dict[str, str]:
     return verdicts
 
 
-def train_with_lightning() -> dict[str, str]:
+def train_with_lightning():
     """Return the verdict on a batch whose documents are apart, and on one that makes a cache."""
-    import lightning.pytorch as lightning  # type: ignore[import-not-found]
+    import lightning.pytorch as lightning
 
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
+    class Module(lightning.LightningModule):
+        def __init__(self):
             super().__init__()
             self.model = llama()
 
-        def training_step(self, batch: Any, _: int) -> Any:
+        def training_step(self, batch, _):
             return self.model(**batch).loss
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
     verdicts = {}
     for name, use_cache in {"without a cache": False, "with a cache": True}.items():
 
-        def collate(examples: Any, use_cache: bool = use_cache) -> dict[str, Any]:
+        def collate(examples, use_cache=use_cache):
             return dict(DataCollatorWithFlattening()(examples)) | {"use_cache": use_cache}
 
         callback = lightning_callback(model="model", on_wrong="warn")

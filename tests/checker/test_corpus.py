@@ -11,14 +11,14 @@ import pytest
 from regard.checker import check
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import NAMES, TEMPLATES
-from tests.checker.corpus import Entry, entries
+from tests.checker.corpus import entries
 from tests.checker.planting import load
 from tests.sampling import share
 
 ENTRIES = entries()
 
 
-def sampled() -> list:
+def sampled():
     """Return a seventh of what is the first of its kind."""
     kinds = {}
     for module, entry in ENTRIES:
@@ -29,24 +29,18 @@ def sampled() -> list:
 
 
 @pytest.mark.parametrize("entry", sampled())
-def test_the_verdict(entry: Entry) -> None:
-    report = check(entry.load(), **entry.options)
-    assert report.verdict == entry.verdict, str(report)
-    if entry.mistakes:
-        assert report.diagnoses[0].name in entry.mistakes, str(report)
-    if entry.verdict == "right":  # a mistake of which it only warns
-        assert all(diagnosis.warning for diagnosis in report.diagnoses), str(report)
-    assert entry.why in "\n".join([report.summary, *map(str, report.failures)]), str(report)
+def test_the_verdict(entry):
+    entry.judge()
 
 
 @pytest.mark.parametrize("kind", share(TEMPLATES, 5))
-def test_the_programs_in_which_mistakes_are_planted_are_right(kind: str) -> None:
+def test_the_programs_in_which_mistakes_are_planted_are_right(kind):
     report = check(load(TEMPLATES[kind], NAMES[kind]))
     assert report.ok, str(report)
     assert report.diagnoses == report.warnings == []
 
 
-def test_every_mistake_is_made_and_much_is_right() -> None:
+def test_every_mistake_is_made_and_much_is_right():
     made = {name for _, entry in ENTRIES for name in entry.mistakes}
     assert made | {mistake.name for mistake in THEMES["several processes"]} == set(CATALOGUE)
     assert sum(entry.verdict == "right" for _, entry in ENTRIES) >= 150

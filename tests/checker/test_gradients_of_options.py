@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import regard
+from tests.checker.corpus import right, wrong
+from tests.checker.layers import FusedHeads
 from tests.sampling import share
 
 
@@ -66,30 +67,6 @@ class Attention(nn.Module):
         return self.o_proj(y.transpose(1, 2).reshape(B, T, C))
 
 
-@pytest.mark.parametrize(
-    ("bug", "check"),
-    share(
-        [
-            ("dropout", "gradients in training"),
-            ("groups", "grouped heads"),
-            ("heads", "gradients, many heads"),
-            ("long", "gradients, longer sequence"),
-            ("mask", "gradients, mask"),
-        ],
-        3,
-    ),
-)
-def test_a_gradient_that_is_wrong_in_one_place_is_found(bug, check):
-    report = regard.check(type("Attention", (Attention,), {"bug": bug}))
-    assert check in [failure.name for failure in report.failures], report
-
-
-def test_a_right_backward_pass_is_right():
-    report = regard.check(Attention)
-    assert report.verdict == "right", report
-    assert any(check.name == "gradients in training" for check in report.checks)
-
-
 def attention(q, k, v, causal=False, bug=""):
     T, S = q.shape[-2], k.shape[-2]
     mask = torch.ones(T, S, dtype=torch.bool).tril(S - T) if causal else None
@@ -100,46 +77,25 @@ def grouped_attention(q, k, v, causal=False):
     return attention(q, k, v, causal, bug="groups")
 
 
-def test_functions_are_asked_for_the_gradients_of_grouped_heads():
-    assert regard.check(attention).verdict == "right"
-    report = regard.check(grouped_attention)
-    assert "gradients, grouped heads" in [failure.name for failure in report.failures], report
-
-
-class Checkpointed(nn.Module):
+class Checkpointed(FusedHeads):
     """Recomputes its weights in the backward pass; `preserve` draws the same random numbers again."""
 
     preserve = True
 
     def __init__(self, d_model, num_heads, dropout=0.1):
-        super().__init__()
-        self.num_heads, self.drop = num_heads, nn.Dropout(dropout)
-        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        super().__init__(d_model, num_heads)
+        self.drop = nn.Dropout(dropout)
 
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (t.view(B, T, self.num_heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        y = checkpoint(self.attend, q, k, v, use_reentrant=False, preserve_rng_state=self.preserve)
-        return self.out(y.transpose(1, 2).reshape(B, T, C))
+    def attend(self, *heads):
+        return checkpoint(self.run, *heads, use_reentrant=False, preserve_rng_state=self.preserve)
 
-    def attend(self, q, k, v):
+    def run(self, q, k, v):
         return self.drop((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)) @ v
-
-
-def test_recomputed_dropout_must_be_the_same():
-    assert regard.check(Checkpointed).verdict == "right"
-    report = regard.check(type("Checkpointed", (Checkpointed,), {"preserve": False}))
-    assert "gradients in training" in [failure.name for failure in report.failures], report
 
 
 class StopsGradientInTraining(Attention):
     def forward(self, x, mask=None):
         return super().forward(x.detach() + (x - x.detach()) * 0.5 if self.training else x, mask)
-
-
-@pytest.mark.at_length("test_a_right_backward_pass_is_right")
-def test_gradients_that_training_scales_on_purpose_are_not_called_wrong():
-    assert regard.check(StopsGradientInTraining).verdict == "right"
 
 
 class ManyOptions(torch.autograd.Function):
@@ -186,30 +142,48 @@ def attention_with(bug="", mask=False):
     return attend if mask else attention
 
 
-def test_gradients_of_a_scale_a_bias_and_the_lse_are_right():
-    for mask in (False, True):
-        report = regard.check(attention_with(mask=mask))
-        assert report.verdict == "right", report
-        assert "as far as tried" not in report.summary
+def planted(base, **changes):
+    return type(base.__name__, (base,), changes)
+
+
+IN_ONE_PLACE = {
+    "dropout": "gradients in training",
+    "groups": "grouped heads",
+    "heads": "gradients, many heads",
+    "long": "gradients, longer sequence",
+    "mask": "gradients, mask",
+}
+OF_AN_OPTION = {
+    "scale": "gradients, scale",
+    "strides": "gradients, transposed output",
+    "no bias": "gradient of attn_bias",
+    "mean of bias": "gradient of attn_bias",
+    "half of lse": "gradient of lse",
+}
 
 
 @pytest.mark.parametrize(
-    ("bug", "check"),
+    "entry",
     [
-        ("scale", "gradients, scale"),
-        ("strides", "gradients, transposed output"),
-        ("no bias", "gradient of attn_bias"),
-        ("mean of bias", "gradient of attn_bias"),
-        ("half of lse", "gradient of lse"),
+        right(Attention, "gradients in training"),
+        *share(
+            [wrong(planted(Attention, bug=bug), says=[f"failed {x}"]) for bug, x in IN_ONE_PLACE.items()], 3
+        ),
+        right(attention),
+        wrong(grouped_attention, says=["failed gradients, grouped heads"]),
+        # Recomputed dropout must be the same.
+        right(Checkpointed),
+        wrong(planted(Checkpointed, preserve=False), says=["failed gradients in training"]),
+        # Gradients that training scales on purpose are not called wrong.
+        pytest.param(right(StopsGradientInTraining), marks=pytest.mark.at_length("test_the_report")),
+        right(attention_with(), "is right: "),
+        right(attention_with(mask=True), "is right: "),
+        *(wrong(attention_with(bug), failed=(check,)) for bug, check in OF_AN_OPTION.items()),
+        # A gradient that is left out by custom is named.
+        right(attention_with("no lse"), "no gradient of lse"),
+        right(attention_with("no bias", mask=True), "no gradient of attn_mask"),
     ],
+    ids=str,
 )
-def test_a_wrong_gradient_of_an_option_is_found(bug, check):
-    report = regard.check(attention_with(bug))
-    assert [failure.name for failure in report.failures] == [check], report
-
-
-@pytest.mark.parametrize(("bug", "mask", "name"), [("no lse", False, "lse"), ("no bias", True, "attn_mask")])
-def test_a_gradient_that_is_left_out_by_custom_is_named(bug, mask, name):
-    report = regard.check(attention_with(bug, mask=mask))
-    assert report.verdict == "right", report
-    assert f"no gradient of {name}" in report.summary
+def test_the_report(entry):
+    entry.judge()

@@ -5,20 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import regard
+from tests.checker.corpus import right, undecided, wrong
 from tests.checker.corpus.kernel_styles import decode_attention
 from tests.sampling import share
-
-
-def test_lengths_that_differ_are_tried():
-    assert "lengths that differ" in [check.name for check in regard.check(decode_attention).passed]
-
-
-def test_a_required_argument_without_a_meaning_is_named():
-    def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, frobnication):
-        raise AssertionError
-
-    with pytest.raises(regard.checker.CheckError, match="frobnication"):
-        regard.check(varlen)
 
 
 def of_transformers():
@@ -33,31 +22,25 @@ def of_transformers():
     return [eager_attention_forward, with_sinks, sdpa_attention_forward, *masks]
 
 
-class TestTransformers:
-    @pytest.mark.parametrize("index", share(range(5), 2, turn=1))
-    def test_its_own_functions_are_right(self, index):
-        report = regard.check(of_transformers()[index])
-        assert report.verdict == "right", str(report)
-        if index == 1:  # of the calling module
-            assert "sink logits, grouped heads" in [check.name for check in report.passed]
+@pytest.mark.parametrize("index", share(range(5), 2, turn=1))
+def test_the_functions_of_transformers_are_right(index):
+    report = regard.check(of_transformers()[index])
+    assert report.verdict == "right", str(report)
+    if index == 1:  # of the calling module
+        assert "sink logits, grouped heads" in [check.name for check in report.passed]
 
-    def test_a_mask_that_misses_the_offset_is_named(self):
-        def make_mask(batch_size, q_length, kv_length, q_offset=0, mask_function=None, attention_mask=None):
-            query, key = torch.arange(q_length)[:, None], torch.arange(kv_length)
-            mask = mask_function(0, 0, query, key).expand(batch_size, 1, q_length, kv_length)
-            return mask if attention_mask is None else mask & attention_mask[:, None, None]
 
-        report = regard.check(make_mask)
-        assert "top-left-causal" in [diagnosis.name for diagnosis in report.diagnoses], str(report)
+def mask_without_offset(batch_size, q_length, kv_length, q_offset=0, mask_function=None, attention_mask=None):
+    query, key = torch.arange(q_length)[:, None], torch.arange(kv_length)
+    mask = mask_function(0, 0, query, key).expand(batch_size, 1, q_length, kv_length)
+    return mask if attention_mask is None else mask & attention_mask[:, None, None]
 
-    def test_a_mask_without_the_padding_is_wrong(self):
-        def make_mask(batch_size, q_length, kv_length, q_offset=0, mask_function=None, attention_mask=None):
-            query, key = torch.arange(q_length)[:, None] + q_offset, torch.arange(kv_length)
-            return mask_function(0, 0, query, key).expand(batch_size, 1, q_length, kv_length)
 
-        report = regard.check(make_mask)
-        assert report.verdict == "wrong"
-        assert report.diagnoses[0].name == "padded-keys-leak", str(report)
+def mask_without_padding(
+    batch_size, q_length, kv_length, q_offset=0, mask_function=None, attention_mask=None
+):
+    query, key = torch.arange(q_length)[:, None] + q_offset, torch.arange(kv_length)
+    return mask_function(0, 0, query, key).expand(batch_size, 1, q_length, kv_length)
 
 
 def causal_mask(b, h, q_idx, kv_idx):
@@ -88,42 +71,6 @@ def unchanged(score, b, h, q_idx, kv_idx):
     return score
 
 
-class TestMods:
-    @pytest.mark.parametrize(
-        ("mod", "declared"),
-        [
-            (causal_mask, {}),
-            (near, {}),
-            (near, {"causal": True, "window": 4}),
-            (with_prefix, {}),
-            (capped, {}),
-            (capped, {"softcap": 20.0}),
-        ],
-    )
-    def test_right(self, mod, declared):
-        report = regard.check(mod, **declared)
-        assert report.verdict == "right", str(report)
-
-    @pytest.mark.parametrize(
-        ("mod", "declared", "mistake"),
-        [
-            (causal_mask_without_itself, {}, "missing-diagonal"),
-            (near, {"causal": True, "window": 5}, "window-off-by-one"),
-            (unchanged, {"softcap": 2.0}, "softcap-dropped"),
-            (causal_mask, {"causal": True, "window": 3}, "window-dropped"),
-        ],
-    )
-    def test_wrong(self, mod, declared, mistake):
-        report = regard.check(mod, **declared)
-        assert report.verdict == "wrong"
-        assert report.diagnoses[0].name == mistake, str(report)
-
-    def test_a_mask_that_nothing_describes_is_undecided(self):
-        report = regard.check(odd)
-        assert report.verdict == "undecided", str(report)
-        assert "causal=, window= or softcap=" in report.undecided
-
-
 def attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
@@ -139,33 +86,41 @@ def written_by_numpy(q, k, v):
     return out
 
 
-class TestBackward:
-    @pytest.mark.parametrize(
-        "function",
-        [lambda q, k, v: without_autograd(q, k, v), written_by_numpy],
-        ids=["custom operator", "NumPy"],
-    )
-    def test_code_without_a_backward_pass_is_right(self, function):
-        report = regard.check(function)
-        assert report.verdict == "right", str(report)
-        [skipped] = [check for check in report.skipped if check.name == "gradients"]
-        assert "no backward pass" in skipped.detail
-
-    def test_detached_queries_and_keys_are_a_mistake(self):
-        report = regard.check(lambda q, k, v: attention(q.detach(), k.detach(), v))
-        assert report.verdict == "wrong"
-        assert report.diagnoses[0].name == "weights-detached", str(report)
-
-    @pytest.mark.parametrize("options", [{}, {"gradients": False}])
-    def test_a_function_for_inference_is_right(self, options):
-        report = regard.check(torch.no_grad()(attention), **options)
-        assert report.verdict == "right"
-        assert "gradients" in [check.name for check in report.skipped]
+def with_lse(q, k, v):
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-def test_the_lse_is_compared():
-    def with_lse(q, k, v):
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        return scores.softmax(-1) @ v, scores.logsumexp(-1)
+NO_BACKWARD = ("skipped gradients", "no backward pass")
 
-    assert "lse" in [check.name for check in regard.check(with_lse).passed]
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        right(decode_attention, "passed lengths that differ"),
+        right(with_lse, "passed lse"),
+        # Masks as Transformers makes them, and mods of FlexAttention.
+        wrong(mask_without_offset, says=["top-left-causal"]),
+        wrong(mask_without_padding, "padded-keys-leak"),
+        right(causal_mask),
+        right(near),
+        right(near, causal=True, window=4),
+        right(with_prefix),
+        right(capped),
+        right(capped, softcap=20.0),
+        wrong(causal_mask_without_itself, "missing-diagonal"),
+        wrong(near, "window-off-by-one", causal=True, window=5),
+        wrong(unchanged, "softcap-dropped", softcap=2.0),
+        wrong(causal_mask, "window-dropped", causal=True, window=3),
+        undecided(odd, "causal=, window= or softcap="),
+        # Code without a backward pass is right, and detached queries and keys are a mistake.
+        right(lambda q, k, v: without_autograd(q, k, v), *NO_BACKWARD),
+        right(written_by_numpy, *NO_BACKWARD),
+        wrong(lambda q, k, v: attention(q.detach(), k.detach(), v), "weights-detached"),
+        right(torch.no_grad()(attention), "skipped gradients"),
+        right(torch.no_grad()(attention), "skipped gradients", gradients=False),
+    ],
+    ids=str,
+)
+def test_the_report(entry):
+    entry.judge()

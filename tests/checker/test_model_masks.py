@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import regard
+from tests.checker.corpus import right, wrong
 from tests.checker.language_models import Attention, Block, LanguageModel
 from tests.sampling import share
 
@@ -43,26 +44,6 @@ class DropoutBlock(Block):
 
 class DropoutModel(LanguageModel):
     blocks = (DropoutBlock, DropoutBlock)
-
-
-def test_a_batch_norm_reads_later_tokens_in_training():
-    report = regard.check(BatchNormModel)
-    assert [failure.name for failure in report.failures] == ["causality in training"], report
-    assert "BatchNorm1d" in report.failures[0].detail
-    assert [diagnosis.name for diagnosis in report.diagnoses] == ["batch-items-mixed"]
-    assert "LayerNorm" in report.diagnoses[0].fix
-
-
-def test_a_mask_that_only_eval_has():
-    report = regard.check(MaskedInEval)
-    assert [failure.name for failure in report.failures] == ["causality in training"], report
-    assert not report.diagnoses
-
-
-def test_dropout_and_noise_in_training_are_right():
-    report = regard.check(DropoutModel)
-    assert report.verdict == "right", report
-    assert "causality in training" in [check.name for check in report.checks]
 
 
 def test_an_encoder_may_have_a_batch_norm():
@@ -148,23 +129,29 @@ class AddedNaN(Added):
         return causal + visible[:, None, None, :].float() * float("inf") - float("inf")
 
 
-@pytest.mark.parametrize("model", share([HidesTrue, Padded, Added, KeepsOnesFlash], 4))
-def test_right_padding_masks_of_models(model):
-    report = regard.check(model, causal=True)
-    assert report.verdict == "right", str(report)
-    assert "padding" in {check.name for check in report.passed}
+PADDED = (HidesTrue, Padded, Added, KeepsOnesFlash)
+MIXED, IN_TRAINING = ("causality with padding",), ("causality in training",)
 
 
 @pytest.mark.parametrize(
-    ("model", "failed", "words"),
+    "entry",
     [
-        (FirstMaskForAll, "padding", "token 7, hidden by `attention_mask`"),
-        (MaskReplaced, "causality with padding", "though not without"),
-        (MaskReplacedHidesTrue, "causality with padding", "with `key_padding_mask`"),
-        (AddedNaN, "padding", "its output is NaN"),
+        wrong(
+            BatchNormModel,
+            why="BatchNorm1d",
+            failed=IN_TRAINING,
+            named=("batch-items-mixed",),
+            says=["LayerNorm"],
+        ),
+        wrong(MaskedInEval, failed=IN_TRAINING, named=()),
+        right(DropoutModel, "passed causality in training"),
+        *share([right(model, "passed padding", causal=True) for model in PADDED], 4),
+        wrong(FirstMaskForAll, why="token 7, hidden by `attention_mask`", failed=("padding",)),
+        wrong(MaskReplaced, why="though not without", failed=MIXED),
+        wrong(MaskReplacedHidesTrue, why="with `key_padding_mask`", failed=MIXED),
+        wrong(AddedNaN, why="its output is NaN", failed=("padding",)),
     ],
+    ids=str,
 )
-def test_wrong_padding_masks_of_models(model, failed, words):
-    report = regard.check(model)
-    assert [failure.name for failure in report.failures] == [failed], str(report)
-    assert words in report.failures[0].detail
+def test_the_report(entry):
+    entry.judge()

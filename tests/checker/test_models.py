@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.checker import Report
+from tests.checker.corpus import right, undecided, wrong
 from tests.checker.language_models import Attention, Block, LanguageModel
 from tests.sampling import share
 
@@ -59,40 +60,6 @@ def test_every_layer_of_a_model_has_a_line(model, mask):
         assert f"h.{i}.attn  Attention is right, mask {mask}" in str(report)
     assert Report.from_dict(report.to_dict()).layers == report.layers
     assert f"h.0.attn  Attention is right, mask {mask}".replace("&", "&amp;") in report._repr_html_()
-
-
-@pytest.mark.parametrize(
-    ("model", "mistake", "failed"),
-    [
-        (OneAhead, "one-token-ahead", {"h.0.attn", "h.1.attn", "causality"}),
-        (Unmasked, "no-mask", {"causality"}),
-        (SumOfBatch, "batch-items-mixed", {"batch"}),
-    ],
-)
-def test_mistakes_of_the_model_around_its_layers(model, mistake, failed):
-    report = regard.check(model, causal=True)
-    assert report.verdict == "wrong"
-    assert report.diagnoses[0].name == mistake
-    assert {check.name for check in report.failures} == failed
-
-
-def test_a_leak_outside_the_attention():
-    report = regard.check(MeanOfTokens)
-    [failure] = report.failures
-    assert failure.name == "causality"
-    assert "though every attention layer's mask is causal" in failure.detail
-
-
-def test_a_promised_window_is_looked_for():
-    assert regard.check(Windowed, window=4).verdict == "right"
-    assert regard.check(LanguageModel, window=4).diagnoses[0].name == "window-dropped"
-
-
-def test_a_block_gets_hidden_states():
-    report = regard.check(Block)
-    assert report.verdict == "right"
-    assert rows(report) == [("attn", "right", "", "full")]
-    assert "hidden states (2, 11, 48)" in report.assumptions[0]
 
 
 class Prepare(nn.Module):
@@ -192,30 +159,8 @@ States = type("States", (MixedStates,), {})
 LocalAndFullStack = type("LocalAndFullStack", (LocalAndFull,), {})
 
 
-def test_layers_of_a_stack_with_and_without_a_causal_mask():
-    report = regard.check(Stack)
-    assert [failure.name for failure in report.failures] == ["causality"], str(report)
-    assert "h.0.attn causal, h.1.attn not" in report.failures[0].detail
-    report = regard.check(States)
-    assert report.verdict == "right"
-    assert "no one answer on causality (h.0.attn causal, h.1.attn not)" in report.summary
-    assert "no one answer" not in regard.check(States, causal=False).summary
-    assert regard.check(States, causal=True).verdict == "wrong"
-
-
-@pytest.mark.parametrize("model", [Plain, LocalAndFullStack])
-def test_stacks_of_one_kind_are_right(model):
-    report = regard.check(model)
-    assert report.verdict == "right", str(report)
-    assert not report.untried
-
-
 TinyNet = type("TinyNet", (Unmasked,), {"__module__": __name__})
 TinyGPT = TinyNet
-
-
-def test_another_name_of_the_class_counts():
-    assert regard.check(TinyGPT).diagnoses[0].name == "no-mask"
 
 
 class CrossAttention(nn.Module):
@@ -249,20 +194,6 @@ class Translator(nn.Module):
         return self.head(y + self.cross_attn(y, x, mask[:, : x.shape[1]] if self.causal_cross else None))
 
 
-SeesLaterTokens = type("SeesLaterTokens", (Translator,), {"causal": False})
-CausalCross = type("CausalCross", (Translator,), {"causal_cross": True})
-
-
-@pytest.mark.at_length("test_layers_of_a_stack_with_and_without_a_causal_mask")
-def test_decoders_of_another_text():
-    report = regard.check(Translator)
-    assert report.verdict == "right", str(report)
-    assert not report.untried
-    report = regard.check(SeesLaterTokens)
-    assert [failure.name for failure in report.failures] == ["causality"], str(report)
-    assert "`cross_attn` is causal" in regard.check(CausalCross).summary
-
-
 class GivenMask(Translator):
     """Its decoder's mask comes from the caller, as in nn.Transformer."""
 
@@ -270,12 +201,6 @@ class GivenMask(Translator):
         x, y = (self.tok(i) + self.pos(torch.arange(i.shape[1])) for i in (input_ids, decoder_input_ids))
         y = y + self.self_attn(y, y, tgt_mask)
         return self.head(y + self.cross_attn(y, x + self.encoder(x, x)))
-
-
-def test_a_decoder_whose_mask_was_not_passed():
-    report = regard.check(GivenMask)
-    assert report.verdict == "right", str(report)
-    assert "`tgt_mask` was not passed" in report.summary
 
 
 def turn(x, angles):
@@ -310,16 +235,6 @@ class RotaryModel(nn.Module):
         return self.lm_head(x)
 
 
-def test_positions_that_change_from_layer_to_layer_are_in_the_headline():
-    report = regard.check(RotaryModel)
-    assert report.verdict == "right", str(report)
-    assert not report.untried
-    changing = type("Changing", (RotaryModel,), {"factor": 2.0})
-    assert (
-        "`angles`, which is changed in place between `attn.0` and `attn.1`" in regard.check(changing).summary
-    )
-
-
 class TimeFirstBlock(nn.Module):
     def __init__(self, d_model, nhead):
         super().__init__()
@@ -337,11 +252,44 @@ class SaysBatchFirst(TimeFirstBlock):
         return super().forward(x)
 
 
-@pytest.mark.at_length("test_a_docstring_that_puts_tokens_first_is_held_against_the_code")
-def test_a_block_on_time_first_inputs_says_so():
-    report = regard.check(TimeFirstBlock)
-    assert report.verdict == "right", str(report)
-    assert "as a block on (T, B, C)" in report.summary
-    report = regard.check(SaysBatchFirst)
-    assert report.verdict == "undecided"
-    assert "its source says (B, T, C)" in report.summary
+SeesLaterTokens = type("SeesLaterTokens", (Translator,), {"causal": False})
+CausalCross = type("CausalCross", (Translator,), {"causal_cross": True})
+Changing = type("Changing", (RotaryModel,), {"factor": 2.0})
+EVERYTHING_TRIED = "is right: "
+AT_LENGTH = pytest.mark.at_length("test_the_report")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        # Mistakes of a model around its layers.
+        wrong(OneAhead, "one-token-ahead", failed=("h.0.attn", "h.1.attn", "causality"), causal=True),
+        wrong(Unmasked, "no-mask", failed=("causality",), causal=True),
+        wrong(SumOfBatch, "batch-items-mixed", failed=("batch",), causal=True),
+        wrong(MeanOfTokens, why="though every attention layer's mask is causal", failed=("causality",)),
+        right(Windowed, window=4),
+        wrong(LanguageModel, "window-dropped", window=4),
+        right(Block, "attn  Attention is right, mask full", "hidden states (2, 11, 48)"),
+        # Stacks of layers with and without a causal mask.
+        wrong(Stack, why="h.0.attn causal, h.1.attn not", failed=("causality",)),
+        right(States, "no one answer on causality (h.0.attn causal, h.1.attn not)"),
+        right(States, EVERYTHING_TRIED, causal=False),
+        wrong(States, causal=True),
+        right(Plain, EVERYTHING_TRIED),
+        right(LocalAndFullStack, EVERYTHING_TRIED),
+        wrong(TinyGPT, "no-mask"),  # another name of the class counts
+        # Decoders of another text.
+        pytest.param(right(Translator, EVERYTHING_TRIED), marks=AT_LENGTH),
+        pytest.param(wrong(SeesLaterTokens, failed=("causality",)), marks=AT_LENGTH),
+        pytest.param(right(CausalCross, "`cross_attn` is causal"), marks=AT_LENGTH),
+        right(GivenMask, "`tgt_mask` was not passed"),
+        # Positions that change from layer to layer are in the headline.
+        right(RotaryModel, EVERYTHING_TRIED),
+        right(Changing, "`angles`, which is changed in place between `attn.0` and `attn.1`"),
+        pytest.param(right(TimeFirstBlock, "as a block on (T, B, C)"), marks=AT_LENGTH),
+        pytest.param(undecided(SaysBatchFirst, "its source says (B, T, C)"), marks=AT_LENGTH),
+    ],
+    ids=str,
+)
+def test_the_report(entry):
+    entry.judge()

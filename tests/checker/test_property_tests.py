@@ -25,13 +25,13 @@ HERE = [pair for pair in PAIRS if pair[1] not in DISTRIBUTED_TEMPLATES]
 ON_RANKS = [pair for pair in PAIRS if pair[1] in DISTRIBUTED_TEMPLATES]
 
 
-def passes(code: str, source: str) -> bool:
+def passes(code, source):
     """Whether the test in `code` passes with `source` as the reader's module."""
     module = types.ModuleType(MODULE)
     exec(source, module.__dict__)
     sys.modules[MODULE] = module
     try:
-        names: dict = {"__name__": "test_attention"}
+        names = {"__name__": "test_attention"}
         exec(code, names)
         (test,) = [value for name, value in names.items() if name.startswith("test_")]
         torch.manual_seed(0)
@@ -59,7 +59,7 @@ def test_every_mistake_has_a_test_and_every_test_finds_something():
         assert all(f"def test_{test.name.replace('-', '_')}():" in code for code in test.codes.values())
 
 
-def run_on_rank(rank: int, programs: list[tuple[str, str]], file: str, results) -> None:
+def run_on_rank(rank, programs, file, results):
     """Run several tests in one of two processes, and report which passed."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     results.put((rank, [passes(code, source) for code, source in programs]))

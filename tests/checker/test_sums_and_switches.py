@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from regard.checker import check
+from tests.checker.corpus import right, undecided, wrong
 from tests.checker.layers import FusedHeads
 
 
-def added_one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def added_one_by_one(q, k, v):
     scores = q @ k.mT * q.shape[-1] ** -0.5
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     total, output = torch.zeros_like(weights[..., :1]), q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -22,33 +22,21 @@ def added_one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return output / total
 
 
-def head_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def head_by_head(q, k, v):
     heads = []
     for head in range(q.shape[1]):
         heads.append(F.scaled_dot_product_attention(q[:, head], k[:, head], v[:, head]))
     return torch.stack(heads, 1)
 
 
-def test_a_sum_in_bfloat16_loses_precision_on_many_keys() -> None:
-    report = check(added_one_by_one)
-    assert [d.name for d in report.diagnoses] == ["precision-lost"]
-    assert [c.name for c in report.failures] == ["bfloat16, many keys"]
-
-
-def test_a_loop_that_adds_nothing_up_is_right() -> None:
-    report = check(head_by_head)
-    assert report.verdict == "right"
-    assert "bfloat16, many keys" in [c.name for c in report.passed]
-
-
 class TwoSwitches(FusedHeads):
     """Right with either switch turned; with both, the mask shows one token of the future."""
 
-    def __init__(self, dim: int, num_heads: int, causal: bool = False, use_flash: bool = True) -> None:
+    def __init__(self, dim: int, num_heads: int, causal: bool = False, use_flash: bool = True):
         super().__init__(dim, num_heads)
         self.causal, self.use_flash = causal, use_flash
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         if self.use_flash:
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -57,16 +45,10 @@ class TwoSwitches(FusedHeads):
         return scores.softmax(-1) @ v
 
 
-def test_switches_that_are_wrong_together_only_are_named() -> None:
-    report = check(TwoSwitches)
-    assert report.diagnoses[0].name == "one-token-ahead"
-    assert [c.name for c in report.failures] == ["options together"]
-
-
 class RoundedPositions(FusedHeads):
     """Rotary tables whose positions are bfloat16: from the 257th on, two in a row are one."""
 
-    def __init__(self, dim: int, num_heads: int, max_len: int = 2048) -> None:
+    def __init__(self, dim: int, num_heads: int, max_len: int = 2048):
         super().__init__(dim, num_heads)
         width = dim // num_heads
         positions = torch.arange(max_len).to(torch.bfloat16).float()
@@ -74,16 +56,24 @@ class RoundedPositions(FusedHeads):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def rotate(self, x: Tensor) -> Tensor:
+    def rotate(self, x):
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         return F.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True)
 
 
-def test_rotary_positions_in_bfloat16_are_not_right() -> None:
-    report = check(RoundedPositions)
-    assert report.verdict == "undecided"
-    assert "with 300 tokens it differs" in report.undecided
+@pytest.mark.parametrize(
+    "entry",
+    [
+        wrong(added_one_by_one, failed=("bfloat16, many keys",), named=("precision-lost",)),
+        right(head_by_head, "passed bfloat16, many keys"),
+        wrong(TwoSwitches, "one-token-ahead", failed=("options together",)),
+        undecided(RoundedPositions, "with 300 tokens it differs"),
+    ],
+    ids=str,
+)
+def test_the_report(entry):
+    entry.judge()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from regard import check
+from tests.checker.corpus import right, wrong
 from tests.checker.layers import FusedHeads
 from tests.sampling import share
 
@@ -19,47 +18,39 @@ WIDE = 96  # tokens in a block
 STRIDE = 200
 
 
-def names_of(report: Any) -> list[str]:
-    return [d.name for d in report.diagnoses if not d.warning]
-
-
-def untried(report: Any) -> str:
-    return " ".join(c.name for c in report.untried)
-
-
-def causal_scores(q: Tensor, k: Tensor, offset: int = 1) -> Tensor:
+def causal_scores(q, k, offset=1):
     T = q.shape[-2]
     hidden = torch.ones(T, T, dtype=torch.bool).triu(offset)
     return (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -torch.inf)
 
 
 class TwoPaths(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, sdpa: bool = True) -> None:
+    def __init__(self, d_model: int, num_heads: int, sdpa: bool = True):
         super().__init__(d_model, num_heads)
         self.sdpa = sdpa
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         if self.sdpa:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.slow(q, k, v)
 
-    def slow(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def slow(self, q, k, v):
         return causal_scores(q, k).softmax(-1) @ v
 
 
 class TwoPathsNoScale(TwoPaths):
-    def slow(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def slow(self, q, k, v):
         return (causal_scores(q, k) * math.sqrt(q.shape[-1])).softmax(-1) @ v
 
 
 class MaskOption(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, causal: bool = False) -> None:
+    def __init__(self, d_model: int, num_heads: int, causal: bool = False):
         super().__init__(d_model, num_heads)
         self.causal = causal
 
     diagonal = 1
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         scores = causal_scores(q, k, self.diagonal) if self.causal else q @ k.mT / math.sqrt(q.shape[-1])
         return scores.softmax(-1) @ v
 
@@ -69,31 +60,31 @@ class MaskOptionAhead(MaskOption):
 
 
 class SoftcapOption(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, softcap: float | None = None) -> None:
+    def __init__(self, d_model: int, num_heads: int, softcap: float | None = None):
         super().__init__(d_model, num_heads)
         self.softcap = softcap
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         return (scores if self.softcap is None else self.cap(scores, self.softcap)).softmax(-1) @ v
 
-    def cap(self, scores: Tensor, cap: float) -> Tensor:
+    def cap(self, scores, cap):
         return cap * torch.tanh(scores / cap)
 
 
 class SoftcapOptionNotMultiplied(SoftcapOption):
-    def cap(self, scores: Tensor, cap: float) -> Tensor:
+    def cap(self, scores, cap):
         return torch.tanh(scores / cap)
 
 
 class ExcludeSelf(FusedHeads):
     """A switch whose meaning is itself a mistake elsewhere."""
 
-    def __init__(self, d_model: int, num_heads: int, exclude_self: bool = False) -> None:
+    def __init__(self, d_model: int, num_heads: int, exclude_self: bool = False):
         super().__init__(d_model, num_heads)
         self.exclude_self = exclude_self
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         scores = causal_scores(q, k)
         if self.exclude_self:
             hidden = torch.eye(q.shape[-2], dtype=torch.bool)
@@ -105,11 +96,11 @@ class ExcludeSelf(FusedHeads):
 class LinearOption(FusedHeads):
     """A switch that makes it another kind of attention."""
 
-    def __init__(self, d_model: int, num_heads: int, linear: bool = False) -> None:
+    def __init__(self, d_model: int, num_heads: int, linear: bool = False):
         super().__init__(d_model, num_heads)
         self.linear = linear
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         if not self.linear:
             return F.scaled_dot_product_attention(q, k, v)
         q, k = F.elu(q) + 1, F.elu(k) + 1
@@ -117,66 +108,18 @@ class LinearOption(FusedHeads):
 
 
 class CausalHeads(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, look_both_ways: bool = False) -> None:
+    def __init__(self, d_model: int, num_heads: int, look_both_ways: bool = False):
         super().__init__(d_model, num_heads)
         self.look_both_ways = look_both_ways
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=not self.look_both_ways)
-
-
-@pytest.mark.parametrize(
-    ("cls", "option"), share([(TwoPaths, "sdpa"), (MaskOption, "causal"), (SoftcapOption, "softcap")], 3)
-)
-def test_a_switch_whose_other_side_is_right_leaves_the_headline(cls: type, option: str) -> None:
-    report = check(cls)
-    assert report.verdict == "right"
-    assert f"option {option}" in [c.name for c in report.passed]
-    assert untried(report) == ""
-
-
-@pytest.mark.parametrize(
-    ("cls", "mistake", "shown"),
-    share(
-        [
-            (TwoPathsNoScale, "no-scale", "sdpa=False"),
-            (MaskOptionAhead, "one-token-ahead", "causal=True"),
-            (SoftcapOptionNotMultiplied, "softcap-not-multiplied", "softcap=2.0"),
-        ],
-        3,
-    ),
-)
-def test_a_mistake_behind_a_switch_is_named_with_the_switch(cls: type, mistake: str, shown: str) -> None:
-    report = check(cls)
-    assert report.verdict == "wrong"
-    assert mistake in names_of(report)
-    assert f"with {shown}" in report.failures[0].detail
-
-
-@pytest.mark.parametrize(
-    ("cls", "option"),
-    share([(ExcludeSelf, "exclude_self"), (LinearOption, "linear")], 2),
-)
-def test_a_switch_of_unknown_meaning_is_not_tried_and_never_wrong(cls: type, option: str) -> None:
-    report = check(cls)
-    assert report.verdict == "right"
-    assert untried(report) == f"option {option}"
-
-
-def test_a_switch_that_opens_a_causal_class_is_not_called_wrong() -> None:
-    assert check(CausalHeads).verdict == "right"
-
-
-def test_a_switch_that_the_caller_sets_is_not_turned() -> None:
-    report = check(MaskOptionAhead, init={"causal": False})
-    assert report.verdict == "right"
-    assert untried(report) == ""
 
 
 class ByBlocks(FusedHeads):
     """Keys in blocks of a constant of this file, merged by their lse."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         outputs, sums = [], []
         for kb, vb in zip(k.split(WIDE, -2), v.split(WIDE, -2), strict=True):
             scores = q @ kb.mT / math.sqrt(q.shape[-1])
@@ -184,19 +127,19 @@ class ByBlocks(FusedHeads):
             sums.append(scores.logsumexp(-1))
         return self.join(torch.stack(outputs), torch.stack(sums))
 
-    def join(self, outputs: Tensor, sums: Tensor) -> Tensor:
+    def join(self, outputs, sums):
         return (sums.softmax(0)[..., None] * outputs).sum(0)
 
 
 class ByBlocksAveraged(ByBlocks):
-    def join(self, outputs: Tensor, sums: Tensor) -> Tensor:
+    def join(self, outputs, sums):
         return outputs.mean(0)
 
 
 class WithoutTheRest(FusedHeads):
     """The keys behind the last whole block are forgotten."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         n = max(1, k.shape[-2] // WIDE) * WIDE
         return F.scaled_dot_product_attention(q, k[..., :n, :], v[..., :n, :])
 
@@ -204,21 +147,21 @@ class WithoutTheRest(FusedHeads):
 class ShortMask(FusedHeads):
     """Causal, by a mask that hides no more than 90 tokens ahead."""
 
-    def __init__(self, d_model: int, num_heads: int, max_len: int = 512) -> None:
+    def __init__(self, d_model: int, num_heads: int, max_len: int = 512):
         super().__init__(d_model, num_heads)
         ones = torch.ones(max_len, max_len, dtype=torch.bool)
         self.register_buffer("hidden", ones.triu(1) & ~ones.triu(91), persistent=False)
         self.causal = True
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q, k, v):
         T = q.shape[-2]
         return F.scaled_dot_product_attention(q, k, v, ~self.hidden[:T, :T])
 
 
-def in_strides(rescaling: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+def in_strides(rescaling):
     """Return attention to keys in strides with a running maximum, and what is done for a new one."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q, k, v):
         total, output = q.new_zeros(*q.shape[:-1], 1), torch.zeros_like(q)
         highest = torch.full_like(total, -torch.inf)
         for start in range(0, k.shape[-2], STRIDE):
@@ -236,42 +179,13 @@ def in_strides(rescaling: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 strided, strided_not_rescaled = in_strides(torch.exp), in_strides(torch.ones_like)
 
 
-@pytest.mark.parametrize("attention", [ByBlocks, strided])
-def test_right_code_in_large_blocks_is_right_on_a_long_text(attention: Any) -> None:
-    report = check(attention)
-    assert report.verdict == "right"
-    assert "long text" in [c.name for c in report.passed]
-
-
-@pytest.mark.parametrize(
-    ("attention", "mistake"),
-    [(ByBlocksAveraged, "merge-without-lse"), (strided_not_rescaled, "block-not-rescaled")],
-)
-def test_a_mistake_of_large_blocks_is_named(attention: Any, mistake: str) -> None:
-    report = check(attention)
-    assert report.verdict == "wrong"
-    assert names_of(report) == [mistake]
-
-
-def test_keys_behind_the_last_whole_block_are_missed() -> None:
-    report = check(WithoutTheRest)
-    assert report.verdict == "wrong"
-    assert "does not see its own key" in report.failures[0].detail
-
-
-def test_a_causal_mask_that_ends_is_wrong_on_a_long_text() -> None:
-    report = check(ShortMask)
-    assert report.verdict == "wrong"
-    assert "output 0 depends on token 91" in report.failures[0].detail
-
-
 class Layer(nn.Module):
-    def __init__(self, n_embd: int, n_head: int, factor: float) -> None:
+    def __init__(self, n_embd: int, n_head: int, factor: float):
         super().__init__()
         self.norm, self.n_head, self.factor = nn.LayerNorm(n_embd), n_head, factor
         self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         heads = self.c_attn(self.norm(x)).chunk(3, -1)
         q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in heads)
         y = (causal_scores(q, k) * self.factor).softmax(-1) @ v
@@ -281,13 +195,13 @@ class Layer(nn.Module):
 class TinyGPT(nn.Module):
     odd, factor = -1, 2.0  # the layer whose scores are multiplied by this factor
 
-    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 3) -> None:
+    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 3):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, n_embd)
         factors = (self.factor if i == self.odd else 1.0 for i in range(n_layer))
         self.h = nn.ModuleList(Layer(n_embd, n_head, factor) for factor in factors)
 
-    def forward(self, idx: Tensor) -> Tensor:
+    def forward(self, idx):
         x = self.wte(idx)
         for layer in self.h:
             x = layer(x)
@@ -305,44 +219,83 @@ class TinyGPTWithAnUnscaledLayer(TinyGPT):
 
 
 class DeepGPT(TinyGPT):
-    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 24) -> None:
+    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 24):
         super().__init__(vocab_size, n_embd, n_head, n_layer)
 
 
 class GPTOfAnyDepth(TinyGPT):
-    def __init__(self, n_layer: int) -> None:
+    def __init__(self, n_layer: int):
         super().__init__(n_layer=n_layer)
 
 
-def test_a_model_is_built_with_its_own_depth() -> None:
-    report = check(TinyGPT)
-    assert report.verdict == "right"
-    assert len(report.layers) == 3
-    assert untried(report) == ""
-
-
-@pytest.mark.at_length("test_a_model_is_built_with_its_own_depth")
+@pytest.mark.at_length("test_the_report")
 @pytest.mark.parametrize(
     ("model", "mistake"),
     share([(TinyGPTWithAnUnscaledLayer, "no-scale"), (TinyGPTWithAnOddLayer, "constant-scale")], 2),
 )
-def test_a_mistake_in_a_later_layer_is_found_and_only_that_layer_called_wrong(
-    model: type, mistake: str
-) -> None:
+def test_a_mistake_in_a_later_layer_is_found_and_only_that_layer_called_wrong(model, mistake):
     report = check(model)
     assert report.diagnoses[0].name == report.layers[2].mistake == mistake
     assert [layer.verdict for layer in report.layers] == ["right", "right", "wrong"]
 
 
+EVERYTHING_TRIED = "is right: "
+
+
 @pytest.mark.parametrize(
-    ("cls", "depth"), share([(DeepGPT, "2 of 24 layers"), (GPTOfAnyDepth, "2 layers")], 2)
+    "entry",
+    [
+        # A switch whose other side is right leaves the headline; a mistake behind one is named with it.
+        *share(
+            [
+                right(TwoPaths, EVERYTHING_TRIED, "passed option sdpa"),
+                right(MaskOption, EVERYTHING_TRIED, "passed option causal"),
+                right(SoftcapOption, EVERYTHING_TRIED, "passed option softcap"),
+            ],
+            3,
+        ),
+        *share(
+            [
+                wrong(TwoPathsNoScale, why="with sdpa=False", says=["named no-scale"]),
+                wrong(MaskOptionAhead, why="with causal=True", says=["named one-token-ahead"]),
+                wrong(
+                    SoftcapOptionNotMultiplied, why="with softcap=2.0", says=["named softcap-not-multiplied"]
+                ),
+            ],
+            3,
+        ),
+        # A switch of unknown meaning is not tried, and none is called wrong that opens a causal class.
+        *share(
+            [
+                right(ExcludeSelf, "as far as tried: no option exclude_self ("),
+                right(LinearOption, "as far as tried: no option linear ("),
+            ],
+            2,
+        ),
+        right(CausalHeads),
+        right(MaskOptionAhead, EVERYTHING_TRIED, init={"causal": False}),
+        # Large blocks are right or wrong on a long text.
+        right(ByBlocks, "passed long text"),
+        right(strided, "passed long text"),
+        wrong(ByBlocksAveraged, named=("merge-without-lse",)),
+        wrong(strided_not_rescaled, named=("block-not-rescaled",)),
+        wrong(WithoutTheRest, why="does not see its own key"),
+        wrong(ShortMask, why="output 0 depends on token 91"),
+        # The headline says how many layers were built, unless the caller said how many.
+        right(TinyGPT, EVERYTHING_TRIED, *(f"h.{i}" for i in range(3))),
+        *share(
+            [
+                right(DeepGPT, "no more than 2 of 24 layers"),
+                right(GPTOfAnyDepth, "no more than 2 layers"),
+            ],
+            2,
+        ),
+        pytest.param(
+            right(GPTOfAnyDepth, EVERYTHING_TRIED, init={"n_layer": 1}),
+            marks=pytest.mark.at_length("test_the_report"),
+        ),
+    ],
+    ids=str,
 )
-def test_the_headline_says_how_many_layers_were_built(cls: type, depth: str) -> None:
-    report = check(cls)
-    assert report.verdict == "right"
-    assert f"no more than {depth}" in report.summary
-
-
-@pytest.mark.at_length("test_the_headline_says_how_many_layers_were_built")
-def test_the_headline_does_not_say_it_where_the_caller_said_how_many() -> None:
-    assert "layers" not in untried(check(GPTOfAnyDepth, init={"n_layer": 1}))
+def test_the_report(entry):
+    entry.judge()

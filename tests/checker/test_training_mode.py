@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
+from tests.checker.corpus import right, wrong
+from tests.checker.corpus.dropout_rates import DropKey
 from tests.sampling import combine
 
 
@@ -53,32 +55,6 @@ def planted(base, bug):
     return type("Attention", (base,), {"bug": bug})
 
 
-@pytest.mark.parametrize(
-    ("bug", "base"), combine(["no mask", "no padding mask with dropout"], [Attention, OwnRandomNumbers])
-)
-def test_a_mask_that_training_ignores_is_found(base, bug):
-    report = regard.check(planted(base, bug))
-    assert [failure.name for failure in report.failures] == ["training mode"], report
-
-
-@pytest.mark.parametrize("base", [Attention, OwnRandomNumbers])
-def test_right_code_is_right_in_training(base):
-    for causal in (False, True):
-        report = regard.check(base, init={"causal": causal, "dropout": 0.1})
-        assert report.verdict == "right", report
-
-
-def test_a_module_that_is_not_causal_in_training_is_found():
-    report = regard.check(planted(Attention, "not causal"), init={"causal": True})
-    assert "training mode" in [failure.name for failure in report.failures], report
-
-
-@pytest.mark.parametrize("bug", ["no gradient of the values", "half of the gradient of the keys"])
-def test_a_gradient_that_training_stops_is_found(bug):
-    report = regard.check(planted(Attention, bug))
-    assert [failure.name for failure in report.failures] == ["gradients in training"], report
-
-
 class ZeroRowsOfPadding(Attention):
     """In training the rows of padded tokens are 0, as kernels for packed sequences leave them."""
 
@@ -87,24 +63,32 @@ class ZeroRowsOfPadding(Attention):
         return y if key_padding_mask is None or not self.training else y * ~key_padding_mask[..., None]
 
 
-class DropsKeys(Attention):
-    """DropKey hides keys before the softmax, by a number that hides more than a mask."""
-
-    def __init__(self, d_model, num_heads, dropout=0.0):
-        super().__init__(d_model, num_heads, dropout)
-
-    def forward(self, x, attn_mask=None):
-        B, T, C = x.shape
-        layers = (self.query, self.key, self.value)
-        q, k, v = (layer(x).view(B, T, self.num_heads, -1).transpose(1, 2) for layer in layers)
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -1e9)
-        if self.training:
-            scores = scores + torch.bernoulli(torch.full_like(scores, self.dropout)) * -1e12
-        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+MASKS = ("no mask", "no padding mask with dropout")
+GRADIENTS = ("no gradient of the values", "half of the gradient of the keys")
+NOT_CAUSAL = planted(Attention, "not causal")
 
 
-@pytest.mark.parametrize("cls", [ZeroRowsOfPadding, DropsKeys])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(
+            wrong(planted(base, bug), failed=("training mode",))
+            for bug, base in combine(MASKS, [Attention, OwnRandomNumbers])
+        ),
+        *(
+            right(base, init={"causal": causal, "dropout": 0.1})
+            for base in (Attention, OwnRandomNumbers)
+            for causal in (False, True)
+        ),
+        wrong(NOT_CAUSAL, says=["failed training mode"], init={"causal": True}),
+        *(wrong(planted(Attention, bug), failed=("gradients in training",)) for bug in GRADIENTS),
+    ],
+    ids=str,
+)
+def test_the_report(entry):
+    entry.judge()
+
+
+@pytest.mark.parametrize("cls", [ZeroRowsOfPadding, DropKey])
 def test_what_training_may_do_is_not_called_wrong(cls):
     assert regard.check(cls).verdict != "wrong"

@@ -11,8 +11,8 @@ import triton.language as tl
 @triton.jit
 def _forward(
     q, k, v, out, lse, sinks, H, G, T, S, D, E, scale, window,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, MISTAKE: tl.constexpr,
+    BLOCK, WIDTH, CAUSAL, WINDOW,
+    SINKS, MISTAKE,
 ):  # fmt: skip
     head, batch = tl.program_id(1), tl.program_id(2)
     group = head // (H // G)

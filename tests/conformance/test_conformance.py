@@ -1,7 +1,5 @@
 """Conformance: cases on disk, and a program in NumPy that is right or makes one mistake."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
@@ -40,7 +38,7 @@ def judge_tensors(folder, tmp_path, tensors):
     return judge(folder, tmp_path / "results.safetensors")
 
 
-def judge_program(folder: Path, results: Path, lines: list[tuple[str, str]]):
+def judge_program(folder, results, lines):
     """Judge the results of the program with other lines."""
     source = PROGRAM.read_text(encoding="utf-8")
     for right, wrong in lines:

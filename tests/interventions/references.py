@@ -1,26 +1,22 @@
 """Interventions by other means: hooks on slices of output projections, dense masks on eager attention."""
 
-from __future__ import annotations
-
 import copy
 import inspect
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from tests.against.small_sizes import BERT
 from tests.against.test_capture_families import BOTH, DECODERS
 
 transformers = pytest.importorskip("transformers")
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    name: DECODERS[name] for name in ("gpt2", "llama", "qwen3", "gemma 2", "gpt-oss")
-} | {"bert": ("BertForMaskedLM", BERT), "t5": BOTH["t5"]}
+FAMILIES = {name: DECODERS[name] for name in ("gpt2", "llama", "qwen3", "gemma 2", "gpt-oss")} | {
+    "bert": ("BertForMaskedLM", BERT),
+    "t5": BOTH["t5"],
+}
 OUTPUTS = {  # the end of the name of the attention module, and of its output projection
     "gpt2": (".attn", ".attn.c_proj"),
     "bert": (".attention.self", ".attention.output.dense"),
@@ -28,7 +24,7 @@ OUTPUTS = {  # the end of the name of the attention module, and of its output pr
 }
 
 
-def build(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build(family, dtype=torch.float32):
     """A small model with weights large enough that its heads differ; a copy, which a test may change."""
     model = copy.deepcopy(_built(family)).to(dtype)
     torch.manual_seed(0)  # whether or not it was made just now
@@ -36,7 +32,7 @@ def build(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 @cache
-def _built(family: str) -> nn.Module:
+def _built(family):
     name, settings = FAMILIES[family]
     kind = getattr(transformers, name)
     torch.manual_seed(0)
@@ -48,7 +44,7 @@ def _built(family: str) -> nn.Module:
     return model
 
 
-def inputs_of(family: str, T: int = 11, batch: int = 2, seed: int = 0) -> dict[str, Tensor]:
+def inputs_of(family, T=11, batch=2, seed=0):
     draw = torch.Generator().manual_seed(seed)
     inputs = {"input_ids": torch.randint(1, 97, (batch, T), generator=draw)}
     if family == "t5":
@@ -56,19 +52,19 @@ def inputs_of(family: str, T: int = 11, batch: int = 2, seed: int = 0) -> dict[s
     return inputs
 
 
-def eager_copy(model: nn.Module) -> nn.Module:
+def eager_copy(model):
     """The same model with eager attention."""
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     return model
 
 
-def layer_modules(family: str, model: nn.Module) -> dict[int | str, tuple[nn.Module, nn.Module]]:
+def layer_modules(family, model):
     """The attention module and the output projection of each layer, by the layer's key."""
     ends = OUTPUTS.get(family, (".self_attn", ".self_attn.o_proj"))
     modules = dict(model.named_modules())
-    layers: dict[int | str, tuple[nn.Module, nn.Module]] = {}
-    counts: dict[str, int] = {}
+    layers = {}
+    counts = {}
     for name, module in modules.items():
         if not name.endswith(ends[0]):
             continue
@@ -83,10 +79,10 @@ def layer_modules(family: str, model: nn.Module) -> dict[int | str, tuple[nn.Mod
 
 
 @contextmanager
-def replaced_slice(projection: nn.Module, head: int, heads: int, new: Tensor | float) -> Iterator[None]:
+def replaced_slice(projection, head, heads, new):
     """Inside the block, the part of a head in the input of an output projection is replaced."""
 
-    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def hook(module, args):
         x = args[0].clone()
         width = x.shape[-1] // heads
         x[..., head * width : (head + 1) * width] = new
@@ -100,12 +96,12 @@ def replaced_slice(projection: nn.Module, head: int, heads: int, new: Tensor | f
 
 
 @contextmanager
-def masked_edges(attention: nn.Module, cut: Tensor) -> Iterator[None]:
+def masked_edges(attention, cut):
     """Inside the block, the scores of some edges, boolean (H, T, S), are the lowest number there is."""
     signature = inspect.signature(type(attention).forward)
     name = "mask" if "mask" in signature.parameters else "attention_mask"
 
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def hook(module, args, kwargs):
         bound = signature.bind(module, *args, **kwargs)
         old = bound.arguments.get(name)
         x = bound.arguments["hidden_states"]

@@ -1,7 +1,5 @@
 """`regard.evict`: a model that reads by a cache of bounded size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ SIZES = {
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT:
+def model():
     torch.manual_seed(0)
     model = GPT(Config(**SIZES, positions="rotary", norm="rms")).eval()
     with torch.no_grad():
@@ -29,12 +27,12 @@ def model() -> GPT:
     return model
 
 
-def text(seed: int = 0) -> torch.Tensor:
+def text(seed=0):
     return torch.randint(0, 61, (1, 64), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
-def test_a_streaming_cache_is_the_same_as_blocked_edges(model: GPT) -> None:
+def test_a_streaming_cache_is_the_same_as_blocked_edges(model):
     """Token by token, the first 4 and the latest 12 keys: what is left is cut by a mask."""
     cut = ~(regard.window(12) | regard.prefix(4))
     with regard.intervene(model, *(regard.block(layer, edges=cut) for layer in range(2))):
@@ -46,7 +44,7 @@ def test_a_streaming_cache_is_the_same_as_blocked_edges(model: GPT) -> None:
 
 
 @torch.no_grad()
-def test_one_layer_alone_is_edited_by_its_number(model: GPT) -> None:
+def test_one_layer_alone_is_edited_by_its_number(model):
     with regard.capture(model) as seen, regard.intervene(model, regard.evict("best", 8, layer=1)):
         model(text())
     assert seen.edits == ("layer 1 with 8 keys by best",)
@@ -55,7 +53,7 @@ def test_one_layer_alone_is_edited_by_its_number(model: GPT) -> None:
     torch.testing.assert_close(seen[1].k, plain[1].k)  # the layer below is as it was
 
 
-def test_what_cannot_be_evicted_is_refused_in_a_sentence(model: GPT) -> None:
+def test_what_cannot_be_evicted_is_refused_in_a_sentence(model):
     with pytest.raises(ValueError, match="got 'h3'"):
         regard.evict("h3", 8)
     with pytest.raises(ValueError, match=r"got window\(4\): write regard.block for a mask"):

@@ -1,10 +1,7 @@
 """Interventions against the same ones made by hooks and dense masks on eager attention, family by family."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 import regard
 from tests.interventions.references import (
@@ -22,12 +19,12 @@ IMPLEMENTATIONS = ("sdpa", "eager", "regard")
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}  # eager float32 against fused float32, through three layers
 
 
-def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def logits(model, inputs):
     with torch.no_grad():
         return model(**inputs).logits
 
 
-def model_with(family: str, implementation: str) -> nn.Module:
+def model_with(family, implementation):
     model = build(family)
     if implementation == "sdpa" and family in ("gemma 2", "gpt-oss"):
         implementation = "eager"  # sdpa has neither soft caps nor sink logits
@@ -36,7 +33,7 @@ def model_with(family: str, implementation: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
-def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, implementation: str) -> None:
+def test_ablating_any_head_is_a_slice_of_the_output_projection(family, implementation):
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
     plain = logits(model, inputs)
@@ -54,7 +51,7 @@ def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, impl
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
-def test_blocked_edges_are_a_dense_mask_on_eager_attention(family: str, implementation: str) -> None:
+def test_blocked_edges_are_a_dense_mask_on_eager_attention(family, implementation):
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
     plain = logits(model, inputs)
@@ -81,7 +78,7 @@ def test_blocked_edges_are_a_dense_mask_on_eager_attention(family: str, implemen
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
-def test_gradients_flow_through_edits_as_through_eager_attention(family: str, implementation: str) -> None:
+def test_gradients_flow_through_edits_as_through_eager_attention(family, implementation):
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
     key = "decoder.1" if family == "t5" else 1
@@ -106,14 +103,12 @@ def test_gradients_flow_through_edits_as_through_eager_attention(family: str, im
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2, turn=1), IMPLEMENTATIONS))
-def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(
-    family: str, implementation: str
-) -> None:
+def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(family, implementation):
     model, inputs, other = model_with(family, implementation), inputs_of(family), inputs_of(family, seed=1)
     reference = eager_copy(model)
     source = regard.capture(model, inputs=other, values=True)
     for key, (_, projection) in layer_modules(family, reference).items():
-        seen: dict[str, Tensor] = {}
+        seen = {}
         handle = projection.register_forward_pre_hook(lambda _, args, seen=seen: seen.update(x=args[0]))
         logits(reference, other)
         handle.remove()
@@ -136,7 +131,7 @@ def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(["gpt2", "llama", "bert"], IMPLEMENTATIONS))
-def test_edits_of_a_padded_batch_are_those_of_each_text(family: str, implementation: str) -> None:
+def test_edits_of_a_padded_batch_are_those_of_each_text(family, implementation):
     model, inputs = model_with(family, implementation), inputs_of(family)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     inputs["attention_mask"][1, 7:] = 0

@@ -1,14 +1,11 @@
 """What `intervene` promises beside the numbers: captures, generation, PyTorch's own modules, errors."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
@@ -16,13 +13,13 @@ from regard.heads.tables.table import HeadRow, HeadTable
 from tests.interventions.references import build, inputs_of, transformers
 
 
-def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def logits(model, inputs):
     with torch.no_grad():
         return model(**inputs).logits
 
 
 @pytest.fixture
-def gpt() -> GPT:
+def gpt():
     torch.manual_seed(0)
     config = Config(
         vocab_size=61,
@@ -45,7 +42,7 @@ IDS = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(3))
 
 @pytest.mark.parametrize("order", ["capture inside", "capture outside"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "regard"])
-def test_a_capture_shows_the_edited_run_and_says_so(implementation: str, order: str) -> None:
+def test_a_capture_shows_the_edited_run_and_says_so(implementation, order):
     model, inputs = build("llama"), inputs_of("llama")
     model.set_attn_implementation(implementation)
     edits = (regard.block(1, 2, edges=regard.prefix(1) & ~regard.window(2)), regard.ablate(0, 1))
@@ -65,7 +62,7 @@ def test_a_capture_shows_the_edited_run_and_says_so(implementation: str, order: 
     assert not regard.capture(model, inputs=inputs).edits
 
 
-def test_a_capture_of_two_runs_keeps_the_edits_of_each_apart() -> None:
+def test_a_capture_of_two_runs_keeps_the_edits_of_each_apart():
     model, inputs = build("gpt2"), inputs_of("gpt2")
     with regard.capture(model) as seen:
         logits(model, inputs)
@@ -76,10 +73,10 @@ def test_a_capture_of_two_runs_keeps_the_edits_of_each_apart() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma 2", "t5", "gpt-oss"])
-def test_generate_is_edited_at_every_step(family: str) -> None:
+def test_generate_is_edited_at_every_step(family):
     """Greedy generation with a cache, edited, is the same as reading the text anew for every token."""
     model, ids = build(family), inputs_of(family, batch=1)["input_ids"]
-    key: int | str = "decoder.1" if family == "t5" else 2 if family == "gemma 2" else 1
+    key = "decoder.1" if family == "t5" else 2 if family == "gemma 2" else 1
     rule = regard.rule(lambda b, h, q, k: (q - k == 3) | (k == 2))
     edits = (regard.ablate(key, 3), regard.block(key, 0, edges=rule))
     options = {
@@ -99,7 +96,7 @@ def test_generate_is_edited_at_every_step(family: str) -> None:
 
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("average", [False, True])
-def test_pytorchs_own_attention_is_edited(need_weights: bool, average: bool) -> None:
+def test_pytorchs_own_attention_is_edited(need_weights, average):
     torch.manual_seed(0)
     mha = nn.MultiheadAttention(16, 4, batch_first=True).eval()
     x = torch.randn(2, 6, 16)
@@ -124,7 +121,7 @@ def test_pytorchs_own_attention_is_edited(need_weights: bool, average: bool) -> 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("padding", [False, True])
-def test_an_encoder_of_pytorch_leaves_its_fused_kernel_to_be_edited(padding: bool) -> None:
+def test_an_encoder_of_pytorch_leaves_its_fused_kernel_to_be_edited(padding):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
@@ -140,7 +137,7 @@ def test_an_encoder_of_pytorch_leaves_its_fused_kernel_to_be_edited(padding: boo
     torch.testing.assert_close(edited[:, :4], expected[:, :4], rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_checkpointing_is_edited_in_its_recomputation() -> None:
+def test_gradient_checkpointing_is_edited_in_its_recomputation():
     model, inputs = build("llama"), inputs_of("llama")
     gradients = []
     for checkpointing in (False, True):
@@ -155,7 +152,7 @@ def test_gradient_checkpointing_is_edited_in_its_recomputation() -> None:
         torch.testing.assert_close(plain, recomputed)
 
 
-def test_heads_by_pairs_by_rows_and_by_label(gpt: GPT) -> None:
+def test_heads_by_pairs_by_rows_and_by_label(gpt):
     row = HeadRow(1, 2, 1, ("sink",), 0, {})
     both = {}
     for name, heads in {"pairs": [(1, 2)], "rows": [row], "table": HeadTable([row])}.items():
@@ -172,7 +169,7 @@ def test_heads_by_pairs_by_rows_and_by_label(gpt: GPT) -> None:
     assert regard.ablate(heads="previous-token") == regard.ablate(heads="previous token")
 
 
-def test_edges_between_single_spans_are_those_of_their_positions() -> None:
+def test_edges_between_single_spans_are_those_of_their_positions():
     model, inputs = build("llama"), inputs_of("llama")
     words = regard.spans.custom([0, 2, 5, 9], ["a", "b", "c"])
     edited = []
@@ -185,7 +182,7 @@ def test_edges_between_single_spans_are_those_of_their_positions() -> None:
     assert str(regard.block(1, 3, edges=(-1, words[1]))) == "head 1.3 without the edges from -1 to 2–4"
 
 
-def test_nothing_is_left_behind(gpt: GPT) -> None:
+def test_nothing_is_left_behind(gpt):
     plain = gpt(IDS)
     with pytest.raises(ZeroDivisionError), regard.intervene(gpt, regard.ablate(0, 0)):
         raise ZeroDivisionError(gpt(IDS))
@@ -193,129 +190,81 @@ def test_nothing_is_left_behind(gpt: GPT) -> None:
     assert torch.equal(copy.deepcopy(gpt)(IDS), plain)
 
 
-WRONG = {
-    "an edit that is none": (lambda m: regard.intervene(m, "head 3"), "what regard.ablate"),
-    "no edit": (lambda m: regard.intervene(m), "expected at least one"),
-    "no model": (lambda m: regard.intervene(3, regard.ablate(0, 0)), "expected a torch.nn.Module"),
-    "no layer": (lambda m: regard.ablate(), "expected a layer's number"),
-    "both": (lambda m: regard.ablate(0, 1, heads=[(0, 1)]), "either layer and head or heads"),
-    "a negative head": (lambda m: regard.ablate(0, -1), "expected a whole number of at least 0"),
-    "no head": (lambda m: regard.ablate(0, []), "expected a head's number"),
-    "no heads": (lambda m: regard.ablate(heads=[]), "at least one head"),
-    "another replacement": (
-        lambda m: regard.ablate(0, 0, by="mean"),
-        "the means of regard.interventions.mean_outputs",
-    ),
-    "a label that is none": (lambda m: regard.ablate(heads="indution"), "label: expected one of induction, "),
-    "edges as a tensor": (
-        lambda m: regard.block(0, 0, edges=torch.ones(3, 3) > 0),
-        r"got Tensor: write regard.tensor_mask\(edges\)",
-    ),
-    "heads by a number": (lambda m: regard.ablate(heads=5), "a label, a table of heads or pairs"),
-    "a slice of fractions": (lambda m: regard.ablate(0, 0, positions=slice(0.5, 2)), "whole numbers"),
-    "no edges": (lambda m: regard.block(0, 0), "expected a mask rule or a pair"),
-    "a bias": (lambda m: regard.block(0, 0, edges=regard.alibi(4)), "adds to the scores"),
-    "booleans": (lambda m: regard.block(0, 0, edges=(torch.ones(3) > 0, 0)), "got booleans"),
-    "no source": (lambda m: regard.patch(0, 0), "expected the capture of another run"),
-    "another what": (
-        lambda m: regard.patch(0, 0, regard.capture(m, inputs=(IDS,)), what="key"),
-        "'output' or 'pattern'",
-    ),
-}
+WRONG = [
+    (lambda m: regard.intervene(m, "head 3"), "what regard.ablate"),
+    (lambda m: regard.intervene(m), "expected at least one"),
+    (lambda m: regard.intervene(3, regard.ablate(0, 0)), "expected a torch.nn.Module"),
+    (lambda m: regard.ablate(), "expected a layer's number"),
+    (lambda m: regard.ablate(0, 1, heads=[(0, 1)]), "either layer and head or heads"),
+    (lambda m: regard.ablate(0, -1), "expected a whole number of at least 0"),
+    (lambda m: regard.ablate(0, []), "expected a head's number"),
+    (lambda m: regard.ablate(heads=[]), "at least one head"),
+    (lambda m: regard.ablate(0, 0, by="mean"), "the means of regard.interventions.mean_outputs"),
+    (lambda m: regard.ablate(heads="indution"), "label: expected one of induction, "),
+    (lambda m: regard.ablate(heads=5), "a label, a table of heads or pairs"),
+    (lambda m: regard.ablate(0, 0, positions=slice(0.5, 2)), "whole numbers"),
+    (lambda m: regard.block(0, 0), "expected a mask rule or a pair"),
+    (lambda m: regard.block(0, 0, edges=torch.ones(3, 3) > 0), r"Tensor: write regard.tensor_mask\(edges\)"),
+    (lambda m: regard.block(0, 0, edges=regard.alibi(4)), "adds to the scores"),
+    (lambda m: regard.block(0, 0, edges=(torch.ones(3) > 0, 0)), "got booleans"),
+    (lambda m: regard.patch(0, 0), "expected the capture of another run"),
+    (lambda m: regard.patch(0, 0, regard.capture(m, inputs=(IDS,)), what="key"), "'output' or 'pattern'"),
+]
 
 
-def test_wrong_use_is_one_sentence(gpt: GPT) -> None:
-    for wrong, message in WRONG.values():
+def test_wrong_use_is_one_sentence(gpt):
+    for wrong, message in WRONG:
         with pytest.raises(ValueError, match=message):
             wrong(gpt)
 
 
-WRONG_RUNS = {
-    "a layer that is not there": (
-        lambda m: regard.ablate(7, 0),
-        ValueError,
-        r"those that ran softmax attention \(0, 1\), got 7",
-    ),
-    "a head that is not there": (lambda m: regard.ablate(1, 4), ValueError, "from 0 to 3, got 4"),
-    "means of another model": (
-        lambda m: regard.ablate(1, 0, by={0: torch.zeros(4, 8)}),
-        ValueError,
-        "expected means of layer 1",
-    ),
-    "means of other heads": (
-        lambda m: regard.ablate(1, 0, by={1: torch.zeros(3, 8)}),
-        ValueError,
-        r"expected means \(4, 8\)",
-    ),
-    "a tensor of another size": (
-        lambda m: regard.ablate(1, 0, by=torch.zeros(5)),
-        ValueError,
-        r"broadcasts to \(2, 12, 8\)",
-    ),
-    "another length": (
-        lambda m: regard.patch(1, 0, regard.capture(m, inputs=(IDS[:, :5],), values=True)),
-        ValueError,
-        "a run of the same length",
-    ),
-    "no values": (
-        lambda m: regard.patch(1, 0, regard.capture(m, inputs=(IDS,))),
-        ValueError,
-        "values=True",
-    ),
-    "a layer that was not captured": (
-        lambda m: regard.patch(1, 0, regard.capture(m, inputs=(IDS,), layers=[0])),
-        ValueError,
-        "one of those captured",
-    ),
-    "hidden edges": (
-        lambda m: regard.block(1, 0, edges=regard.rule(lambda b, h, q, k: k > q)),
-        RuntimeError,
-        "did not act",
-    ),
-    "edges of another head": (
-        lambda m: regard.block(1, 0, edges=regard.rule(lambda b, h, q, k: (h == 1) & (k == 0))),
-        RuntimeError,
-        "did not act",
-    ),
-    "edges for other heads than the model has": (
-        lambda m: regard.block(1, 0, edges=regard.tensor_mask(torch.ones(3, 12, 12) > 0)),
-        ValueError,
-        "edges: expected a shape",
-    ),
-    "edges beyond the text": (
-        lambda m: regard.block(1, 0, edges=(50, 60)),
-        RuntimeError,
-        "did not act",
-    ),
-    "a tensor mask of another size": (
-        lambda m: regard.block(1, 0, edges=regard.tensor_mask(torch.ones(3, 3) > 0)),
-        ValueError,
-        "edges: ",
-    ),
-}
+# Edits that do not fit the model or the text, and those that would change nothing.
+THREE_HEADS, SMALL = regard.tensor_mask(torch.ones(3, 12, 12) > 0), regard.tensor_mask(torch.ones(3, 3) > 0)
+UNFIT = [
+    (lambda run: regard.ablate(7, 0), r"those that ran softmax attention \(0, 1\), got 7"),
+    (lambda run: regard.ablate(1, 4), "from 0 to 3, got 4"),
+    (lambda run: regard.ablate(1, 0, by={0: torch.zeros(4, 8)}), "expected means of layer 1"),
+    (lambda run: regard.ablate(1, 0, by={1: torch.zeros(3, 8)}), r"expected means \(4, 8\)"),
+    (lambda run: regard.ablate(1, 0, by=torch.zeros(5)), r"broadcasts to \(2, 12, 8\)"),
+    (lambda run: regard.patch(1, 0, run(IDS[:, :5], values=True)), "a run of the same length"),
+    (lambda run: regard.patch(1, 0, run(IDS)), "values=True"),
+    (lambda run: regard.patch(1, 0, run(IDS, layers=[0])), "one of those captured"),
+    (lambda run: regard.block(1, 0, edges=THREE_HEADS), "edges: expected a shape"),
+    (lambda run: regard.block(1, 0, edges=SMALL), "edges: "),
+]
+IDLE = [
+    regard.block(1, 0, edges=regard.rule(lambda b, h, q, k: k > q)),
+    regard.block(1, 0, edges=regard.rule(lambda b, h, q, k: (h == 1) & (k == 0))),
+    regard.block(1, 0, edges=(50, 60)),
+]
 
 
-def test_an_edit_that_cannot_act_is_one_sentence(gpt: GPT) -> None:
+def test_an_edit_that_cannot_act_is_one_sentence(gpt):
+    def run(ids, **options):
+        return regard.capture(gpt, inputs=(ids,), **options)
+
     plain = gpt(IDS)
-    for edit, error, message in WRONG_RUNS.values():
-        with pytest.raises(error, match=message), regard.intervene(gpt, edit(gpt)):
+    rows = [(make, ValueError, message) for make, message in UNFIT]
+    rows += [(lambda run, edit=edit: edit, RuntimeError, "did not act") for edit in IDLE]
+    for make, error, message in rows:
+        with pytest.raises(error, match=message), regard.intervene(gpt, make(run)):
             gpt(IDS)
         assert torch.equal(gpt(IDS), plain)
 
 
-def test_a_model_that_does_not_run_is_an_error(gpt: GPT) -> None:
+def test_a_model_that_does_not_run_is_an_error(gpt):
     with pytest.raises(RuntimeError, match="did not run"), regard.intervene(gpt, regard.ablate(0, 0)):
         pass
 
 
-def test_a_number_is_not_enough_where_a_model_has_several_stacks() -> None:
+def test_a_number_is_not_enough_where_a_model_has_several_stacks():
     model, inputs = build("t5"), inputs_of("t5")
     message = r"'encoder.0', 'encoder.1', 'decoder.0', 'cross.0'"
     with pytest.raises(ValueError, match=message), regard.intervene(model, regard.ablate(0, 1)):
         logits(model, inputs)
 
 
-def test_a_compiled_model_is_edited(gpt: GPT) -> None:
+def test_a_compiled_model_is_edited(gpt):
     with regard.intervene(gpt, regard.ablate(1, 2)):
         expected = gpt(IDS)
     compiled = torch.compile(gpt, backend="eager")
@@ -326,7 +275,7 @@ def test_a_compiled_model_is_edited(gpt: GPT) -> None:
 
 
 @pytest.mark.parametrize("outer", ["ablation", "block"])
-def test_nested_blocks_edit_weights_before_outputs_too(gpt: GPT, outer: str) -> None:
+def test_nested_blocks_edit_weights_before_outputs_too(gpt, outer):
     edits = [regard.ablate(1, 2, positions=slice(6, None)), regard.block(1, 2, edges=(slice(3, None), 0))]
     with regard.intervene(gpt, *edits):
         expected = gpt(IDS)
@@ -336,7 +285,7 @@ def test_nested_blocks_edit_weights_before_outputs_too(gpt: GPT, outer: str) -> 
 
 
 @pytest.mark.parametrize("first", ["pattern", "block"])
-def test_edges_are_cut_of_a_patched_pattern_in_either_order(gpt: GPT, first: str) -> None:
+def test_edges_are_cut_of_a_patched_pattern_in_either_order(gpt, first):
     source = regard.capture(gpt, inputs=(IDS.flip(1),))
     edits = [regard.patch(1, 2, source, what="pattern"), regard.block(1, 2, edges=(slice(3, None), 0))]
     with regard.intervene(gpt, *(edits if first == "pattern" else reversed(edits))):
@@ -348,15 +297,13 @@ def test_edges_are_cut_of_a_patched_pattern_in_either_order(gpt: GPT, first: str
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_source_whose_output_was_replaced_is_refused(gpt: GPT, stored: bool, tmp_path: Path) -> None:
+def test_a_source_whose_output_was_replaced_is_refused(gpt, stored, tmp_path):
     with regard.intervene(gpt, regard.ablate(1, 2)):
         source = regard.capture(gpt, inputs=(IDS,), values=True)
     assert "an edit then replaced the output of head 2" in str(source.certificate[1])
     if stored:
         source.save(tmp_path)
-        loaded = regard.load(tmp_path)
-        assert isinstance(loaded, regard.Capture)
-        source = loaded
+        source = regard.load(tmp_path)
     lost = pytest.raises(ValueError, match="an edit replaced the output")
     with lost, regard.intervene(gpt, regard.patch(1, 2, source)):
         gpt(IDS)
@@ -366,7 +313,7 @@ def test_a_source_whose_output_was_replaced_is_refused(gpt: GPT, stored: bool, t
 
 @pytest.mark.parametrize("split", [4, 6])
 @pytest.mark.parametrize("inside", [False, True])
-def test_cross_attention_is_edited_at_the_positions_of_its_decoder(split: int, inside: bool) -> None:
+def test_cross_attention_is_edited_at_the_positions_of_its_decoder(split, inside):
     """A decoder reads its text in two parts, the first of them before the block or inside it."""
     model, inputs = build("t5"), inputs_of("t5")
     ids = inputs["decoder_input_ids"]
@@ -387,7 +334,7 @@ def test_cross_attention_is_edited_at_the_positions_of_its_decoder(split: int, i
     torch.testing.assert_close(ended.logits[:, -1], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_cache_that_evicted_keys_before_the_block_is_refused_after_another_text() -> None:
+def test_a_cache_that_evicted_keys_before_the_block_is_refused_after_another_text():
     model, ids = build("gemma 2"), inputs_of("gemma 2", batch=1)["input_ids"]
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():

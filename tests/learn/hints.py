@@ -1,19 +1,16 @@
 """Doing what a hint says, line by line, and judging again."""
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap
 
-from regard.learn.lesson import Lesson, Outcome, Task
 from tests.learn.in_process import judge_one
 
 LINE = re.compile(r"(after )?line (\d+): (.+)$", re.DOTALL)
 ROUNDS = 3  # a program with two mistakes needs two hints
 
 
-def lines_to_write(hint: str) -> list[tuple[int, bool, str]]:
+def lines_to_write(hint):
     """What a hint says: each line's number, whether to write after it or in its place, and the code."""
     lines = []
     for part in re.split(r"; and (?=(?:after )?line \d+: )", hint):
@@ -26,7 +23,7 @@ def lines_to_write(hint: str) -> list[tuple[int, bool, str]]:
     return lines
 
 
-def follow(program: str, number: int, after: bool, code: str) -> str:
+def follow(program, number, after, code):
     """Do what a hint says: write its code in the place of a line, or after it."""
     statements = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.stmt)]
     statement = next(node for node in statements if node.lineno == number)
@@ -36,14 +33,7 @@ def follow(program: str, number: int, after: bool, code: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_that_hints_lead_to_the_solution(
-    lesson: Lesson,
-    task: Task,
-    program: str,
-    said: str = "",
-    hinted: tuple[str, str] | None = None,
-    right: Outcome | None = None,
-) -> None:
+def check_that_hints_lead_to_the_solution(lesson, task, program, said="", hinted=None, right=None):
     """Follow the hints of a program: never to a new error, never to the same verdict, and out in the end.
 
     A hint that names no line has to hold what is `hinted`, to write in the place of a mistake. A form that

@@ -1,24 +1,17 @@
 """Judging without a process of its own, which would take seconds."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from regard.checker.subject.locate import import_place
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution, solution_of
 from regard.learn.judgement import judge, judge_task, tasks_of
-from regard.learn.lesson import Lesson, Outcome, Task
 
 
-def judge_here(
-    lesson: Lesson, path: Path, tell: Callable[[dict[str, Any]], None] = lambda line: None, **options: Any
-) -> list[Outcome]:
+def judge_here(lesson, path, tell=lambda line: None, **options):
     """Judge a file in this process, which importing it leaves as it was."""
     places = sys.path.copy()
     try:
@@ -28,7 +21,7 @@ def judge_here(
         sys.modules.pop(f"checked_{path.stem}", None)
 
 
-def judge_one(lesson: Lesson, task: Task, program: str) -> Outcome:
+def judge_one(lesson, task, program):
     """Judge one task of a program."""
     places = sys.path.copy()
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +34,7 @@ def judge_one(lesson: Lesson, task: Task, program: str) -> Outcome:
             sys.modules.pop(f"checked_{path.stem}", None)
 
 
-def with_form(number: int, form: str) -> tuple[Lesson, Task, str]:
+def with_form(number, form):
     """A lesson, a task of it, and the solution with another form of that function or class."""
     lesson = get_lesson(number)
     name = form.split()[1].partition("(")[0]
@@ -51,20 +44,20 @@ def with_form(number: int, form: str) -> tuple[Lesson, Task, str]:
 
 
 @cache
-def judge_form(number: int, form: str) -> Outcome:
+def judge_form(number, form):
     """Judge one task of a lesson with another form of a function or class, once for all tests."""
     return judge_one(*with_form(number, form))
 
 
 @cache
-def outcomes_of_solution(number: int) -> list[Outcome]:
+def outcomes_of_solution(number):
     """The outcomes of a lesson's solution, judged once for all tests."""
     lesson = get_lesson(number)
     with tempfile.TemporaryDirectory() as folder:
         return judged(lesson, plain_solution(lesson.solution), Path(folder))
 
 
-def judged(lesson: Lesson, program: str, folder: Path) -> list[Outcome]:
+def judged(lesson, program, folder):
     """Judge a program in this process."""
     path = folder / lesson.file
     path.write_text(program, encoding="utf-8")

@@ -1,15 +1,12 @@
 """`regard learn` as a learner meets it: nothing of theirs is overwritten, and every file gets a sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import threading
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli import learn as command
@@ -24,22 +21,22 @@ from tests.sampling import share
 SIMILARITY = LESSONS[1]
 
 
-def learn(folder: Path, *arguments: str) -> Result:
+def learn(folder, *arguments):
     """Run the command in a folder, as from a shell."""
     return CliRunner().invoke(app, ["learn", *arguments, "--no-open", "--folder", str(folder)])
 
 
-def write(folder: Path, program: str) -> None:
+def write(folder, program):
     (folder / "lesson1.py").write_text(program, encoding="utf-8")
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(monkeypatch):
     """The command judges in this process."""
     monkeypatch.setattr("regard.learn.judgement.judge_in_process", judge_here)
 
 
-def test_the_list_shows_every_lesson_and_what_is_done(tmp_path: Path) -> None:
+def test_the_list_shows_every_lesson_and_what_is_done(tmp_path):
     before = learn(tmp_path)
     assert before.exit_code == 0
     for lesson in LESSONS:
@@ -52,7 +49,7 @@ def test_the_list_shows_every_lesson_and_what_is_done(tmp_path: Path) -> None:
     assert "regard learn 1" in after.output
 
 
-def test_a_lesson_writes_its_file_and_pages_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_lesson_writes_its_file_and_pages_and_says_what_to_do(tmp_path):
     result = learn(tmp_path, "1")
     assert result.exit_code == 0, result.output
     program = (tmp_path / "lesson1.py").read_text(encoding="utf-8")
@@ -64,7 +61,7 @@ def test_a_lesson_writes_its_file_and_pages_and_says_what_to_do(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("in_process")
-def test_what_the_learner_wrote_is_never_overwritten(tmp_path: Path) -> None:
+def test_what_the_learner_wrote_is_never_overwritten(tmp_path):
     write(tmp_path, "mine = 1\n")
     for arguments in (("1",), ("1", "--again"), ("1", "--check")):
         learn(tmp_path, *arguments)
@@ -77,7 +74,7 @@ def test_what_the_learner_wrote_is_never_overwritten(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == "my own notes"
 
 
-def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_may_replace", lambda path: True)
     write(tmp_path, "mine = 1\n")
     learn(tmp_path, "1", "--again")
@@ -102,7 +99,7 @@ def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ),
     ],
 )
-def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: int, said: str) -> None:
+def test_every_file_gets_a_sentence(tmp_path, program, code, said):
     if program is not None:
         write(tmp_path, program)
     result = learn(tmp_path, "1", "--check")
@@ -121,14 +118,14 @@ def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: i
         2,
     ),
 )
-def test_an_endless_loop_ends_with_a_sentence(tmp_path: Path, program: str) -> None:
+def test_an_endless_loop_ends_with_a_sentence(tmp_path, program):
     write(tmp_path, program)
     result = learn(tmp_path, "1", "--check", "--timeout", "2")
     assert result.exit_code == 2
     assert "2 s" in result.output
 
 
-def test_a_right_file_is_shown_its_own_weights_and_the_next_lesson(tmp_path: Path) -> None:
+def test_a_right_file_is_shown_its_own_weights_and_the_next_lesson(tmp_path):
     write(tmp_path, plain_solution(SIMILARITY.solution))
     result = learn(tmp_path, "1", "--check")
     assert result.exit_code == 0, result.output
@@ -141,7 +138,7 @@ def test_a_right_file_is_shown_its_own_weights_and_the_next_lesson(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request(tmp_path: Path) -> None:
+def test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request(tmp_path):
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
     first = " ".join(learn(tmp_path, "1", "--check").output.split())
     assert first.startswith("✗ simplified_self_attention: softmax-over-queries.")
@@ -157,7 +154,7 @@ def test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request(tmp_path:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_mistake_is_explained_in_the_code_of_its_lesson(tmp_path: Path) -> None:
+def test_a_mistake_is_explained_in_the_code_of_its_lesson(tmp_path):
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
     command = "explain-mistake softmax-over-queries --lesson 1"
     assert command in learn(tmp_path, "1", "--check").output
@@ -169,7 +166,7 @@ def test_a_mistake_is_explained_in_the_code_of_its_lesson(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_far_guess_has_a_sign_of_its_own_and_code_is_not_cut(tmp_path: Path) -> None:
+def test_a_far_guess_has_a_sign_of_its_own_and_code_is_not_cut(tmp_path):
     write(tmp_path, plain_solution(SIMILARITY.solution).replace("= 0.4298", "= 0.1"))
     result = learn(tmp_path, "1", "--check")
     assert result.exit_code == 0
@@ -181,10 +178,10 @@ def test_a_far_guess_has_a_sign_of_its_own_and_code_is_not_cut(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("in_process")
-def test_watching_judges_at_every_save_until_it_is_right(tmp_path: Path) -> None:
+def test_watching_judges_at_every_save_until_it_is_right(tmp_path):
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
 
-    def mend() -> None:
+    def mend():
         wait_until((tmp_path / "regard-progress.json").exists)
         write(tmp_path, plain_solution(SIMILARITY.solution))
         os.utime(tmp_path / "lesson1.py")
@@ -199,7 +196,7 @@ def test_watching_judges_at_every_save_until_it_is_right(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"done": 3}', '{"done": {"x": "y"}, "tries": {}}'])
-def test_a_broken_progress_file_is_named_and_kept(tmp_path: Path, text: str) -> None:
+def test_a_broken_progress_file_is_named_and_kept(tmp_path, text):
     path = tmp_path / "regard-progress.json"
     path.write_text(text, encoding="utf-8")
     result = learn(tmp_path)
@@ -207,7 +204,7 @@ def test_a_broken_progress_file_is_named_and_kept(tmp_path: Path, text: str) -> 
     assert path.read_text(encoding="utf-8") == text
 
 
-def test_the_solution_and_the_notebook_are_to_be_had(tmp_path: Path) -> None:
+def test_the_solution_and_the_notebook_are_to_be_had(tmp_path):
     assert learn(tmp_path, "1", "--solution").output == plain_solution(SIMILARITY.solution)
     learn(tmp_path, "1", "--notebook")
     notebook = json.loads((tmp_path / "lesson1.ipynb").read_text(encoding="utf-8"))
@@ -215,13 +212,13 @@ def test_the_solution_and_the_notebook_are_to_be_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["99", "three", "1.5"])
-def test_a_lesson_that_is_not_there_is_named(tmp_path: Path, wrong: str) -> None:
+def test_a_lesson_that_is_not_there_is_named(tmp_path, wrong):
     result = learn(tmp_path, wrong)
     assert result.exit_code != 0
     assert wrong in str(result.exception) + result.output
 
 
-def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path: Path) -> None:
+def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path):
     shown = learn(tmp_path, "hunt")
     assert shown.exit_code == 0
     mistake = read_progress(tmp_path).puzzle
@@ -239,7 +236,7 @@ def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path: Path) -> None:
     assert progress.puzzle == ""
 
 
-def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
+def test_what_was_found_is_not_drawn_again(tmp_path):
     found = set()
     for _ in range(5):
         learn(tmp_path, "hunt")
@@ -260,7 +257,7 @@ def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
         ("scores if scores > 0 else x", "need one answer"),
     ],
 )
-def test_an_error_of_pytorch_has_a_hint(tmp_path: Path, line: str, hint: str) -> None:
+def test_an_error_of_pytorch_has_a_hint(tmp_path, line, hint):
     write(tmp_path, SIMILARITY.solution.replace("torch.softmax(scores, dim=-1)", line))
     asked = [learn(tmp_path, "1", "--hint") for _ in range(3)]
     assert {result.exit_code for result in asked} == {1}
@@ -268,7 +265,7 @@ def test_an_error_of_pytorch_has_a_hint(tmp_path: Path, line: str, hint: str) ->
 
 
 @pytest.mark.usefixtures("in_process")
-def test_each_hint_about_the_same_says_more(tmp_path: Path) -> None:
+def test_each_hint_about_the_same_says_more(tmp_path):
     line = "weights = torch.softmax(scores, dim=-1)"
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
     asked, placed, written, over = (
@@ -291,7 +288,7 @@ def test_each_hint_about_the_same_says_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_what_the_code_prints_is_shown_and_bounded(tmp_path: Path) -> None:
+def test_what_the_code_prints_is_shown_and_bounded(tmp_path):
     program = plain_solution(SIMILARITY.solution)
     line = "    scores = x @ x.mT"
     assert line in program
@@ -303,7 +300,7 @@ def test_what_the_code_prints_is_shown_and_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_no_hint_gives_a_number_away(tmp_path: Path) -> None:
+def test_no_hint_gives_a_number_away(tmp_path):
     scale = LESSONS[3]
     program = plain_solution(scale.solution).replace("= math.sqrt(64)", "= 16")
     (tmp_path / "lesson3.py").write_text(program, encoding="utf-8")
@@ -313,7 +310,7 @@ def test_no_hint_gives_a_number_away(tmp_path: Path) -> None:
     assert "sqrt(64)" not in told
 
 
-def test_the_tour_names_its_command_and_is_done_when_its_question_is_answered(tmp_path: Path) -> None:
+def test_the_tour_names_its_command_and_is_done_when_its_question_is_answered(tmp_path):
     begun = learn(tmp_path, "18")
     assert "regard inspect" in begun.output
     assert "regard learn 18 --check" in begun.output
@@ -326,7 +323,7 @@ def test_the_tour_names_its_command_and_is_done_when_its_question_is_answered(tm
     assert 18 in read_progress(tmp_path).done
 
 
-def test_a_mistake_of_the_course_alone_is_explained_too() -> None:
+def test_a_mistake_of_the_course_alone_is_explained_too():
     said = CliRunner().invoke(app, ["explain-mistake", "sinks-evicted"]).output
     assert "The first keys are gone" in said
     assert "--lesson 14" in said
@@ -340,7 +337,7 @@ def test_a_mistake_of_the_course_alone_is_explained_too() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), [("window-dropped", 14), ("inverted-mask", 17)])
-def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name: str, number: int) -> None:
+def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name, number):
     general = CliRunner().invoke(app, ["explain-mistake", name])
     said = CliRunner().invoke(app, ["explain-mistake", name, "--lesson", str(number)])
     assert said.exit_code == 0

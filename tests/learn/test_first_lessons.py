@@ -1,16 +1,11 @@
 """Lessons 1 to 4: errors of learners that are in no catalogue, and answers that are right in another way."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.judgement import tasks_of
-from regard.learn.lesson import Outcome
 from tests.learn.in_process import judge_one, judged, outcomes_of_solution
 
 GOLDEN = {  # the weights of "model" on the running example
@@ -23,7 +18,7 @@ OTHER = "changed[:, t] = torch.randn_like(x[:, t])"
 MOVED = "not torch.allclose(out[:, :t], out_changed[:, :t])"
 
 
-def outcomes(number: int, right: str, wrong: str, folder: Path) -> dict[str, Outcome]:
+def outcomes(number, right, wrong, folder):
     """Judge the solution of a lesson in which `right` is replaced; the outcomes by the names of the tasks."""
     lesson = get_lesson(number)
     program = plain_solution(lesson.solution)
@@ -32,19 +27,19 @@ def outcomes(number: int, right: str, wrong: str, folder: Path) -> dict[str, Out
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
-def test_the_picture_holds_the_weights_of_the_running_example(number: int) -> None:
+def test_the_picture_holds_the_weights_of_the_running_example(number):
     found = [outcome.picture for outcome in outcomes_of_solution(number) if outcome.picture]
     assert len(found) == 1
     assert torch.tensor(found[0].weights[0][1]).numpy() == pytest.approx(GOLDEN[number], abs=6e-5)
 
 
-def test_a_bias_in_lesson_2_counts_as_right(tmp_path: Path) -> None:
+def test_a_bias_in_lesson_2_counts_as_right(tmp_path):
     outcome = outcomes(2, ", bias=False", "", tmp_path)["UnscaledSelfAttention"]
     assert outcome.status == "done"
     assert "Your W_k has a bias" in outcome.message
 
 
-def test_a_scale_in_lesson_2_counts_as_right(tmp_path: Path) -> None:
+def test_a_scale_in_lesson_2_counts_as_right(tmp_path):
     outcome = outcomes(2, "q @ k.mT", "q @ k.mT / k.shape[-1] ** 0.5", tmp_path)["UnscaledSelfAttention"]
     assert outcome.status == "done"
     assert "which is lesson 3" in outcome.message
@@ -58,9 +53,7 @@ def test_a_scale_in_lesson_2_counts_as_right(tmp_path: Path) -> None:
         (5, ", persistent=False", "", "persistent-mask"),
     ],
 )
-def test_what_is_right_with_a_warning_is_done_and_warned_of(
-    number: int, right: str, wrong: str, warning: str, tmp_path: Path
-) -> None:
+def test_what_is_right_with_a_warning_is_done_and_warned_of(number, right, wrong, warning, tmp_path):
     name = {4: "CausalSelfAttention", 5: "Head"}[number]
     outcome = outcomes(number, right, wrong, tmp_path)[name]
     assert outcome.status == "done"
@@ -68,7 +61,7 @@ def test_what_is_right_with_a_warning_is_done_and_warned_of(
     assert warning in outcome.message
 
 
-def test_a_hint_has_no_names_that_the_code_has_not(tmp_path: Path) -> None:
+def test_a_hint_has_no_names_that_the_code_has_not(tmp_path):
     right, wrong = "scores = q @ k.mT", "rows = q @ k.mT"
     also = ("torch.softmax(scores, dim=-1)", "torch.softmax(rows, dim=-1).transpose(0, 1)")
     lesson = get_lesson(2)
@@ -86,7 +79,7 @@ def test_a_hint_has_no_names_that_the_code_has_not(tmp_path: Path) -> None:
         (MOVED, "(out[:, :t] != out_changed[:, :t]).any()"),
     ],
 )
-def test_other_tests_for_leaks_are_right_too(right: str, wrong: str, tmp_path: Path) -> None:
+def test_other_tests_for_leaks_are_right_too(right, wrong, tmp_path):
     outcome = outcomes(4, right, wrong, tmp_path)["finds_leak"]
     assert outcome.status == "done"
     assert ("compares bit for bit" in outcome.message) == (right == MOVED)
@@ -107,9 +100,7 @@ def test_other_tests_for_leaks_are_right_too(right: str, wrong: str, tmp_path: P
         (10, "TransformerBlock", "nn.GELU()", "nn.Softmax(dim=1)", "softmax-as-activation"),
     ],
 )
-def test_what_runs_and_trains_in_another_place_is_named(
-    number: int, task: str, right: str, wrong: str, mistake: str
-) -> None:
+def test_what_runs_and_trains_in_another_place_is_named(number, task, right, wrong, mistake):
     lesson = get_lesson(number)
     (judged_task,) = (each for each in tasks_of(lesson) if each.name == task)
     program = plain_solution(lesson.solution)

@@ -1,12 +1,10 @@
 """Grading: a point for each task, no answer in a grade, and nothing for a file that cannot be judged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.learn import grades
@@ -14,7 +12,6 @@ from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import make_exercise, plain_solution
 from regard.learn.grades import grade_file, grade_folder
 from regard.learn.judges.tables.inputs import inputs_of
-from regard.learn.lesson import Lesson, Outcome
 from regard.learn.wrong_ways import usual_mistakes
 from tests.learn.in_process import judge_here, judged
 from tests.sampling import share
@@ -24,24 +21,24 @@ SLOW = ("block", "trained_heads")  # they train a model, or run one many times
 QUICK = [lesson for lesson in LESSONS if lesson.has_code and lesson.noun not in SLOW]
 
 
-def write(folder: Path, **files: str) -> Path:
+def write(folder, **files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     return folder
 
 
-def solution(number: int) -> str:
+def solution(number):
     return plain_solution(get_lesson(number).solution)
 
 
-def run(*words: str) -> Result:
+def run(*words):
     return CliRunner().invoke(app, ["learn", *words])
 
 
 @pytest.fixture
-def judge_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge(lesson: Lesson, path: Path, seed: int, **options: object) -> list[Outcome]:
+def judge_in_this_process(monkeypatch):
+    def judge(lesson, path, seed, **options):
         with inputs_of(seed):
             return judge_here(lesson, path)
 
@@ -49,7 +46,7 @@ def judge_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
-def test_a_class_is_graded_folder_by_folder(tmp_path: Path) -> None:
+def test_a_class_is_graded_folder_by_folder(tmp_path):
     write(tmp_path / "ada", lesson1=solution(1), lesson2=solution(2))
     write(tmp_path / "ben", lesson1=solution(1).replace("dim=-1", "dim=-2"))
     write(tmp_path / "eva", lesson1=make_exercise(get_lesson(1).solution))
@@ -66,7 +63,7 @@ def test_a_class_is_graded_folder_by_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
-def test_the_table_is_that_of_the_page_for_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_that_of_the_page_for_teachers(tmp_path, monkeypatch):
     write(tmp_path / "class" / "ada", lesson1=solution(1), lesson2=solution(2))
     write(tmp_path / "class" / "ben", lesson1=solution(1).replace("dim=-1", "dim=-2"))
     monkeypatch.chdir(tmp_path)
@@ -82,7 +79,7 @@ def test_the_table_is_that_of_the_page_for_teachers(tmp_path: Path, monkeypatch:
 @pytest.mark.at_length("test_the_table_is_that_of_the_page_for_teachers")
 @pytest.mark.usefixtures("judge_in_this_process")
 @pytest.mark.parametrize("lesson", share(QUICK, 12, turn=2), ids=lambda lesson: lesson.noun)
-def test_a_grade_holds_no_answer(lesson: Lesson, tmp_path: Path) -> None:
+def test_a_grade_holds_no_answer(lesson, tmp_path):
     """Neither the right lines of the solution nor the numbers to predict, for each usual mistake."""
     exercise = make_exercise(lesson.solution)
     answers = [line.split("#")[0].strip() for line in lesson.solution.splitlines() if "#: " in line]
@@ -98,7 +95,7 @@ def test_a_grade_holds_no_answer(lesson: Lesson, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lesson", share(QUICK, 6), ids=lambda lesson: lesson.noun)
-def test_a_solution_has_every_point_whatever_the_seed(lesson: Lesson, tmp_path: Path) -> None:
+def test_a_solution_has_every_point_whatever_the_seed(lesson, tmp_path):
     for seed in (1, 2026):
         with inputs_of(seed):
             outcomes = judged(lesson, plain_solution(lesson.solution), tmp_path)
@@ -106,7 +103,7 @@ def test_a_solution_has_every_point_whatever_the_seed(lesson: Lesson, tmp_path: 
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
-def test_answers_to_the_inputs_of_one_seed_fail_with_another(tmp_path: Path) -> None:
+def test_answers_to_the_inputs_of_one_seed_fail_with_another(tmp_path):
     remembered = """
 import torch
 def simplified_self_attention(x):
@@ -122,7 +119,7 @@ weight_of_model_if_doubled = 0.4
     assert grade_file(get_lesson(1), path, seed=1).points == 1
 
 
-def test_a_file_that_takes_the_answer_from_regard_gets_nothing(tmp_path: Path) -> None:
+def test_a_file_that_takes_the_answer_from_regard_gets_nothing(tmp_path):
     cheat = "from regard.stages.simplified import simplified_self_attention\n"
     grade = grade_file(get_lesson(1), write(tmp_path, lesson1=cheat) / "lesson1.py")
     assert grade.points == 0
@@ -130,13 +127,13 @@ def test_a_file_that_takes_the_answer_from_regard_gets_nothing(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
-def test_a_file_that_prints_a_pass_gets_nothing(tmp_path: Path) -> None:
+def test_a_file_that_prints_a_pass_gets_nothing(tmp_path):
     printed = "import json\nprint('✓ done', json.dumps({'report': []}))\nsimplified_self_attention = print\n"
     assert grade_file(get_lesson(1), write(tmp_path, lesson1=printed) / "lesson1.py").points == 0
 
 
 @pytest.mark.at_length("test_a_file_that_takes_the_answer_from_regard_gets_nothing")
-def test_files_that_hang_or_write_a_report_get_nothing(tmp_path: Path) -> None:
+def test_files_that_hang_or_write_a_report_get_nothing(tmp_path):
     """In processes of their own, as on a teacher's machine. `test_command` has those that exit or crash."""
     # The arguments of a process tell where its result is expected.
     forged = """
@@ -165,9 +162,7 @@ os._exit(0)
         (("1", "--json"), "--json is for --grade"),
     ],
 )
-def test_what_cannot_be_graded_is_said(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_graded_is_said(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run(*words)
     assert done.exit_code != 0

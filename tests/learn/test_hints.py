@@ -1,7 +1,5 @@
 """Every hint is followed: none leads into another error or to the same verdict, or gives a number away."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -12,7 +10,6 @@ import pytest
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import find_names, plain_solution
 from regard.learn.judgement import tasks_of
-from regard.learn.lesson import Lesson, Task
 from regard.learn.wrong_ways import definition, edit, judge_table, usual_mistakes, wrong_ways
 from tests.learn.hints import check_that_hints_lead_to_the_solution
 from tests.learn.in_process import judge_one
@@ -59,7 +56,7 @@ GUESSES = (
 )
 
 
-def cases(table: str) -> list[tuple[int, str, str, str]]:
+def cases(table):
     """The lesson, the right text, the wrong one and what is said, of every mistake of a table."""
     return [
         (int(number), right, *((wrong, "") if isinstance(wrong, str) else wrong))
@@ -69,7 +66,7 @@ def cases(table: str) -> list[tuple[int, str, str, str]]:
     ]
 
 
-def known_ways() -> list[tuple[int, str, str, str]]:
+def known_ways():
     """The wrong ways of functions that the lessons know, each as another definition."""
     return [
         (
@@ -102,7 +99,7 @@ SLOW = [
 ]
 
 
-def task_with(lesson: Lesson, text: str) -> Task:
+def task_with(lesson, text):
     """The task of a lesson in whose solution a text stands."""
     line = lesson.solution[: lesson.solution.index(text)].count("\n") + 1
     statements = ast.parse(lesson.solution).body
@@ -116,7 +113,7 @@ def task_with(lesson: Lesson, text: str) -> Task:
     ("number", "right", "wrong", "said"),
     share(EARLY_MISTAKES, 24) + share(LATE_MISTAKES, 24) + share(SLOW, 96),
 )
-def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str, said: str) -> None:
+def test_a_hint_leads_out_of_a_mistake(number, right, wrong, said):
     lesson = get_lesson(number)
     assert right in lesson.solution
     told = HINTED.get(str(number), {}).get(wrong)
@@ -126,9 +123,7 @@ def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str, said
 
 
 @pytest.mark.parametrize(("number", "right", "guess", "status", "said"), GUESSES)
-def test_a_guess_is_judged_by_its_distance(
-    number: int, right: str, guess: str, status: str, said: str
-) -> None:
+def test_a_guess_is_judged_by_its_distance(number, right, guess, status, said):
     lesson = get_lesson(number)
     program = plain_solution(lesson.solution.replace(right, guess))
     outcome = judge_one(lesson, task_with(lesson, right), program)

@@ -1,11 +1,7 @@
 """Lessons 9, 11 and 12 beside Regard's own measurements; the names of mistakes outside of the catalogue."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ from tests.learn.in_process import judged
 
 
 @pytest.mark.parametrize("kind", ["previous_token", "induction"])
-def test_the_functions_of_lesson_11_give_the_scores_of_regard(kind: str) -> None:
+def test_the_functions_of_lesson_11_give_the_scores_of_regard(kind):
     ids = torch.randint(5, (1, 20), generator=torch.Generator().manual_seed(0))
     q, k = torch.randn(2, 1, 3, 20, 4, generator=torch.Generator().manual_seed(1))
     m = attention_map(q, k, mask=causal)
@@ -35,7 +31,7 @@ def test_the_functions_of_lesson_11_give_the_scores_of_regard(kind: str) -> None
     assert own == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_the_baseline_of_lesson_11_is_that_of_regard() -> None:
+def test_the_baseline_of_lesson_11_is_that_of_regard():
     ids = trained_heads.repeats()[:1]
     m = trained_heads.load_model().maps(ids)[0]
     null = scores(uniform(m), ids)
@@ -43,13 +39,13 @@ def test_the_baseline_of_lesson_11_is_that_of_regard() -> None:
         assert trained_heads.baseline(kind) == pytest.approx(getattr(null, kind)[0, 0].item(), abs=1e-6)
 
 
-def test_the_heads_of_the_solution_are_the_clearest() -> None:
+def test_the_heads_of_the_solution_are_the_clearest():
     for kind, place in {"previous_token": (3, 3), "sink": (4, 2), "induction": (4, 0)}.items():
         table = trained_heads.scores_of_all(kind)
         assert divmod(int(table.argmax()), table.shape[1]) == place
 
 
-def test_a_head_that_does_it_less_clearly_counts_too(tmp_path: Path) -> None:
+def test_a_head_that_does_it_less_clearly_counts_too(tmp_path):
     lesson = get_lesson(11)
     program = lesson.solution.replace("previous_token_head = (3, 3)", "previous_token_head = (3, 2)")
     outcome = next(o for o in judged(lesson, program, tmp_path) if o.task == "previous_token_head")
@@ -57,7 +53,7 @@ def test_a_head_that_does_it_less_clearly_counts_too(tmp_path: Path) -> None:
     assert "the clearest gives" in outcome.message
 
 
-def test_the_reference_of_lesson_12_is_the_layer() -> None:
+def test_the_reference_of_lesson_12_is_the_layer():
     """The solution, which judges the learner's, agrees with what the model's own layers gave."""
     for layer in range(6):
         out, weights = transplant._run(define("transplant", "TrainedAttention"), layer)
@@ -67,17 +63,17 @@ def test_the_reference_of_lesson_12_is_the_layer() -> None:
         torch.testing.assert_close(weights.double(), transplant._exact(layer), atol=1e-5, rtol=0)
 
 
-def test_another_pairing_gives_another_map() -> None:
+def test_another_pairing_gives_another_map():
     """In some weight of some layer by more than 0.5, as lesson 12 says."""
     program = plain_solution(get_lesson(12).solution)
-    names: dict[str, Any] = {"__name__": "neighbours"}
+    names = {"__name__": "neighbours"}
     exec(program.replace("x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"), names)
     others = [transplant._run(names["TrainedAttention"], layer)[1] for layer in range(6)]
     differences = [(other - transplant._exact(layer)).abs().max() for layer, other in enumerate(others)]
     assert max(differences) > 0.5
 
 
-def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
+def test_names_outside_of_the_catalogue_are_used_and_explained():
     assert not MODEL_MISTAKES.keys() & CATALOGUE.keys()
     with_code = [lesson for lesson in LESSONS if lesson.has_code]
     sources = "".join(inspect.getsource(x) for x in (*map(judge_module, with_code), verdicts))
@@ -90,5 +86,5 @@ def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
     assert find_mistake("no-such-mistake") is None
 
 
-def test_a_page_explains_a_name_outside_of_the_catalogue() -> None:
+def test_a_page_explains_a_name_outside_of_the_catalogue():
     assert f"title='{MODEL_MISTAKES['no-residual'].effect}'" in lesson_page(get_lesson(10))

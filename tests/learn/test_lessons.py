@@ -1,11 +1,8 @@
 """Every lesson: its text runs, its solution is right, its usual mistakes are named, blanks are met kindly."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import re
-from pathlib import Path
 
 import pytest
 
@@ -32,16 +29,16 @@ SECTIONS = [
 ]
 
 
-def name_of(lesson: Lesson) -> str:
+def name_of(lesson):
     return lesson.noun
 
 
-def test_every_lesson_is_there() -> None:
+def test_every_lesson_is_there():
     assert [lesson.folder.name for lesson in LESSONS] == sorted(folder.name for folder in FOLDER.iterdir())
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
-def test_a_lesson_has_every_section_in_order(lesson: Lesson) -> None:
+def test_a_lesson_has_every_section_in_order(lesson):
     assert lesson.text.startswith(f"# {lesson.number} {lesson.title}\n")
     headings = re.findall(r"^## (.*)$", lesson.text, flags=re.MULTILINE)
     expected = SECTIONS if lesson.has_code else ["The picture", "Takeaways", "Further"]
@@ -51,7 +48,7 @@ def test_a_lesson_has_every_section_in_order(lesson: Lesson) -> None:
 
 
 @pytest.mark.parametrize("lesson", share(LESSONS, 4), ids=name_of)
-def test_the_sessions_of_a_lesson_run(lesson: Lesson) -> None:
+def test_the_sessions_of_a_lesson_run(lesson):
     result = doctest.testfile(
         str(lesson.folder / "lesson.md"),
         module_relative=False,
@@ -63,13 +60,13 @@ def test_the_sessions_of_a_lesson_run(lesson: Lesson) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
-def test_the_links_of_a_lesson_lead_somewhere(lesson: Lesson) -> None:
+def test_the_links_of_a_lesson_lead_somewhere(lesson):
     for target in re.findall(r"\]\(([^)#]+)", lesson.text):
         assert target.startswith("https://") or (lesson.folder / target).exists(), target
 
 
 @pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
-def test_the_usual_mistakes_in_the_text_are_those_that_are_planted(lesson: Lesson) -> None:
+def test_the_usual_mistakes_in_the_text_are_those_that_are_planted(lesson):
     table = lesson.text.split("## Usual mistakes")[1].split("\n## ")[0]
     named = re.findall(r"^\| `([\w-]+)`", table, flags=re.MULTILINE)
     assert named == [mistake.name for mistake in usual_mistakes(lesson)]
@@ -78,7 +75,7 @@ def test_the_usual_mistakes_in_the_text_are_those_that_are_planted(lesson: Lesso
 
 
 @pytest.mark.parametrize("lesson", LESSONS[1:10], ids=name_of)
-def test_what_a_lesson_builds_is_a_stage_without_its_checks_and_types(lesson: Lesson) -> None:
+def test_what_a_lesson_builds_is_a_stage_without_its_checks_and_types(lesson):
     program = (lesson.folder / "solution.py").read_text(encoding="utf-8")
     imported = re.findall(r"^from regard\.stages\.\w+ import (.*)$", program, flags=re.MULTILINE)
     names = {name for line in imported for name in line.split(", ")}
@@ -93,7 +90,7 @@ def test_what_a_lesson_builds_is_a_stage_without_its_checks_and_types(lesson: Le
 
 
 @pytest.mark.parametrize("lesson", [x for x in WITH_CODE if x.noun != "block"], ids=name_of)
-def test_the_solution_is_right(lesson: Lesson) -> None:
+def test_the_solution_is_right(lesson):
     """That of lesson 10 trains a model: `test_sentences` has it."""
     outcomes = outcomes_of_solution(lesson.number)
     assert is_done(outcomes), outcomes
@@ -106,7 +103,7 @@ def test_the_solution_is_right(lesson: Lesson) -> None:
     ids=lambda value: value.noun if isinstance(value, Lesson) else str(value),
 )
 @pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning")
-def test_a_usual_mistake_is_named(lesson: Lesson, index: int, tmp_path: Path) -> None:
+def test_a_usual_mistake_is_named(lesson, index, tmp_path):
     mistake = usual_mistakes(lesson)[index]
     assert lesson.solution.count(mistake.right) == 1
     outcomes = judged(lesson, lesson.solution.replace(mistake.right, mistake.wrong), tmp_path)
@@ -118,7 +115,7 @@ def test_a_usual_mistake_is_named(lesson: Lesson, index: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
-def test_an_unfinished_file_is_met_with_what_is_left(lesson: Lesson, tmp_path: Path) -> None:
+def test_an_unfinished_file_is_met_with_what_is_left(lesson, tmp_path):
     exercise = make_exercise(lesson.solution)
     assert exercise != lesson.solution
     ast.parse(exercise)
@@ -131,7 +128,7 @@ def test_an_unfinished_file_is_met_with_what_is_left(lesson: Lesson, tmp_path: P
 
 
 @pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
-def test_the_file_says_what_it_is_and_how_to_go_on(lesson: Lesson) -> None:
+def test_the_file_says_what_it_is_and_how_to_go_on(lesson):
     docstring = ast.get_docstring(ast.parse(lesson.solution)) or ""
     assert docstring.startswith(f"Lesson {lesson.number}, ")
     for option in ("--check", "--watch", "--hint"):

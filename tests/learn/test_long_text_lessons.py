@@ -1,9 +1,6 @@
 """Lessons 13 to 17: what learners do beside the usual mistakes, and the answer that they get."""
 
-from __future__ import annotations
-
 from itertools import combinations
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -52,7 +49,7 @@ PRODUCTS = "torch.maximum(q * lowest, q * highest)"
         (17, "bounds.topk(count, dim=-1).indices", "bounds.argsort(dim=-1, descending=True)[:, :count]"),
     ],
 )
-def test_another_right_way_is_right(number: int, right: str, other: str, tmp_path: Path) -> None:
+def test_another_right_way_is_right(number, right, other, tmp_path):
     lesson = get_lesson(number)
     program = plain_solution(lesson.solution)
     assert right in program
@@ -60,7 +57,7 @@ def test_another_right_way_is_right(number: int, right: str, other: str, tmp_pat
     assert {outcome.status for outcome in outcomes} == {"done"}, outcomes
 
 
-def _body(number: int, start: str, end: str) -> str:
+def _body(number, start, end):
     """The lines of a solution from the one that begins with `start` to the one before `end`."""
     program = plain_solution(get_lesson(number).solution)
     return program[program.index(start) : program.index(end)]
@@ -99,9 +96,7 @@ def _body(number: int, start: str, end: str) -> str:
         ),
     ],
 )
-def test_right_numbers_by_the_way_that_the_lesson_replaces_are_noticed(
-    number: int, body: tuple[str, str], instead: str, said: str, tmp_path: Path
-) -> None:
+def test_right_numbers_by_the_way_that_the_lesson_replaces_are_noticed(number, body, instead, said, tmp_path):
     lesson = get_lesson(number)
     program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
     outcome = judged(lesson, program, tmp_path)[0]
@@ -111,7 +106,7 @@ def test_right_numbers_by_the_way_that_the_lesson_replaces_are_noticed(
     assert outcome.hint
 
 
-def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path: Path) -> None:
+def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path):
     lesson = get_lesson(15)
     program = plain_solution(lesson.solution)
     body = _body(15, "    highest = q", "def merge")
@@ -121,7 +116,7 @@ def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path: P
         assert line in outcome.hint
 
 
-def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path: Path) -> None:
+def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path):
     lesson = get_lesson(15)
     program = plain_solution(lesson.solution)
     program = program.replace("total * shrink +", "total +").replace("mixed / total[..., None]", "mixed / 2")
@@ -132,7 +127,7 @@ def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("function", share(FUNCTIONS, 4), ids=lambda function: function.name)
-def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: FunctionTask) -> None:
+def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function):
     every = range(len(function.results))
     edits = (("", ""), *(way[:2] for way in function.wrong_ways))
     answers = [function.numbers(function.cases(), *edit, every) for edit in edits]
@@ -176,9 +171,7 @@ BLOCKS = (
         (17, ("    D = q.shape", "def selected_attention"), BLOCKS),
     ],
 )
-def test_no_line_of_a_loop_is_replaced_by_one_of_a_solution_without(
-    number: int, body: tuple[str, str], instead: str, tmp_path: Path
-) -> None:
+def test_no_line_of_a_loop_is_replaced_by_one_of_a_solution_without(number, body, instead, tmp_path):
     lesson = get_lesson(number)
     program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
     outcome = next(outcome for outcome in judged(lesson, program, tmp_path) if outcome.status == "wrong")
@@ -187,7 +180,7 @@ def test_no_line_of_a_loop_is_replaced_by_one_of_a_solution_without(
     assert "line " not in outcome.hint
 
 
-def test_an_error_is_told_once_and_with_its_line(tmp_path: Path) -> None:
+def test_an_error_is_told_once_and_with_its_line(tmp_path):
     lesson = get_lesson(13)
     program = plain_solution(lesson.solution).replace(KEYS, "k = k.repeat_interleave(H, dim=1)")
     outcome = judged(lesson, program, tmp_path)[1]

@@ -1,12 +1,8 @@
 """The lessons as notebooks: valid, and their cells run."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import os
-from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -14,13 +10,12 @@ from nbclient import NotebookClient
 
 from regard.learn.course import LESSONS
 from regard.learn.exercise import make_exercise
-from regard.learn.lesson import Lesson
 from regard.learn.notebook import make_notebook
 from tests.sampling import share
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.noun)
-def test_a_notebook_is_valid_and_has_the_whole_lesson(lesson: Lesson) -> None:
+def test_a_notebook_is_valid_and_has_the_whole_lesson(lesson):
     notebook = make_notebook(lesson)
     nbformat.validate(nbformat.from_dict(notebook))
     text = "\n".join(cell["source"] for cell in notebook["cells"])
@@ -30,14 +25,14 @@ def test_a_notebook_is_valid_and_has_the_whole_lesson(lesson: Lesson) -> None:
     assert "data:image/svg+xml;base64," in text
 
 
-def code_cells(lesson: Lesson) -> list[dict[str, Any]]:
+def code_cells(lesson):
     """The cells of the text, without those around it: install, exercise, check."""
     cells = [cell for cell in make_notebook(lesson)["cells"] if cell["cell_type"] == "code"]
     return [cell for cell in cells if cell["metadata"].get("tags") in (None, ["raises-exception"])]
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.noun)
-def test_a_notebook_has_the_installation_the_exercise_and_its_check(lesson: Lesson) -> None:
+def test_a_notebook_has_the_installation_the_exercise_and_its_check(lesson):
     first, *_, exercise, check = make_notebook(lesson)["cells"]
     assert '%pip install "regard[app]"' in first["source"]
     if lesson.has_code:
@@ -46,7 +41,7 @@ def test_a_notebook_has_the_installation_the_exercise_and_its_check(lesson: Less
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.noun)
-def test_the_cells_are_the_sessions_of_the_text(lesson: Lesson) -> None:
+def test_the_cells_are_the_sessions_of_the_text(lesson):
     """`test_lessons` runs those. What a line shows, a cell shows: it ends there."""
     examples = doctest.DocTestParser().get_examples(lesson.text)
     sources = [cell["source"] for cell in code_cells(lesson)]
@@ -57,14 +52,14 @@ def test_the_cells_are_the_sessions_of_the_text(lesson: Lesson) -> None:
 
 
 @pytest.mark.at_length("test_the_cells_are_the_sessions_of_the_text")
-def test_notebooks_run(tmp_path: Path) -> None:
+def test_notebooks_run(tmp_path):
     """One kernel for each would start Python and PyTorch every time: it is emptied instead.
 
     A run has one of them, since `test_lessons` runs the same code; `REGARD_ALL=1` runs all.
     """
     slow = () if os.environ.get("REGARD_ALL") else ("scale", "trained_heads")
     lessons = share([lesson for lesson in LESSONS[1:] if lesson.noun not in slow], len(LESSONS))
-    cells: list[dict[str, Any]] = []
+    cells = []
     for lesson in lessons:
         cells += make_notebook(lesson)["cells"]
         reset = {"cell_type": "code", "metadata": {}, "source": "%reset -f", "id": f"reset{lesson.number}"}

@@ -4,8 +4,6 @@ A wrong way that the lessons know is planted in the solution by `test_hints`; he
 most, and what only its own lines can get wrong.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.learn.hints import check_that_hints_lead_to_the_solution
@@ -31,34 +29,7 @@ class UnscaledSelfAttention(nn.Module):
         weights = torch.softmax(q @ k.mT, dim=-1)
         return weights @ v, weights
 """
-EINSUM = """
-class MultiHeadAttention(nn.Module):
-    def __init__(self, d_model, d_out, num_heads, dropout=0.1):
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_dim = d_out // num_heads
-        self.W_q = nn.Linear(d_model, d_out, bias=False)
-        self.W_k = nn.Linear(d_model, d_out, bias=False)
-        self.W_v = nn.Linear(d_model, d_out, bias=False)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x):
-        return self.attention(x)[0]
-
-    def attention(self, x):
-        B, T, _ = x.shape
-        H, D = self.num_heads, self.head_dim
-        queries = self.W_q(x).reshape(B, T, H, D)
-        keys = self.W_k(x).reshape(B, T, H, D)
-        values = self.W_v(x).reshape(B, T, H, D)
-        logits = torch.einsum("bqhd,bkhd->bhqk", queries, keys) / D**0.5
-        future = torch.ones(T, T, dtype=torch.bool).triu(1)
-        logits = logits.masked_fill(future, float("-inf"))
-        probs = self.dropout(logits.softmax(dim=-1))
-        y = torch.einsum("bhqk,bkhd->bqhd", probs, values)
-        return y.reshape(B, T, H * D), probs
-"""
-MODULE_WITH_A_LOOP = """
+HEADS_BESIDE_EACH_OTHER = """
 class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, d_out, num_heads, dropout=0.1):
         super().__init__()
@@ -73,6 +44,21 @@ class MultiHeadAttention(nn.Module):
         return self.attention(x)[0]
 
     def attention(self, x):
+"""
+EINSUM = f"""{HEADS_BESIDE_EACH_OTHER}\
+        B, T, _ = x.shape
+        H, D = self.H, self.D
+        queries = self.W_q(x).reshape(B, T, H, D)
+        keys = self.W_k(x).reshape(B, T, H, D)
+        values = self.W_v(x).reshape(B, T, H, D)
+        logits = torch.einsum("bqhd,bkhd->bhqk", queries, keys) / D**0.5
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        logits = logits.masked_fill(future, float("-inf"))
+        probs = self.dropout(logits.softmax(dim=-1))
+        y = torch.einsum("bhqk,bkhd->bqhd", probs, values)
+        return y.reshape(B, T, H * D), probs
+"""
+MODULE_WITH_A_LOOP = f"""{HEADS_BESIDE_EACH_OTHER}\
         T = x.shape[-2]
         Q, K, V = self.W_q(x), self.W_k(x), self.W_v(x)
         outs, maps = [], []
@@ -85,8 +71,7 @@ class MultiHeadAttention(nn.Module):
             maps.append(w)
         return torch.cat(outs, dim=-1), torch.stack(maps, dim=-3)
 """
-LIST_OF_PROJECTIONS = """
-class ProjectedMultiHeadAttention(nn.Module):
+PROJECTED = """(nn.Module):
     def __init__(self, d_model, num_heads, dropout=0.1):
         super().__init__()
         self.n, self.d = num_heads, d_model // num_heads
@@ -95,7 +80,9 @@ class ProjectedMultiHeadAttention(nn.Module):
         self.W_v = nn.Linear(d_model, d_model, bias=False)
         self.W_o = nn.Linear(d_model, d_model, bias=False)
         self.dropout = nn.Dropout(dropout)
-
+"""
+LIST_OF_PROJECTIONS = f"""
+class ProjectedMultiHeadAttention{PROJECTED}
     def forward(self, x):
         out, _ = self.attention(x)
         return out
@@ -128,29 +115,20 @@ class CrossAttention(nn.Module):
         probs = sims.softmax(dim=-1)
         return torch.einsum("bts,bsd->btd", probs, values), probs
 """
-DICTIONARY = """
-class CachedMultiHeadAttention(nn.Module):
-    def __init__(self, d_model, num_heads, dropout=0.1):
-        super().__init__()
-        self.h = num_heads
-        self.W_q = nn.Linear(d_model, d_model, bias=False)
-        self.W_k = nn.Linear(d_model, d_model, bias=False)
-        self.W_v = nn.Linear(d_model, d_model, bias=False)
-        self.W_o = nn.Linear(d_model, d_model, bias=False)
-        self.dropout = nn.Dropout(dropout)
-
+DICTIONARY = f"""
+class CachedMultiHeadAttention{PROJECTED}
     def forward(self, x, cache=None):
         B, T, C = x.shape
-        q = self.W_q(x).view(B, T, self.h, -1).transpose(1, 2)
-        k = self.W_k(x).view(B, T, self.h, -1).transpose(1, 2)
-        v = self.W_v(x).view(B, T, self.h, -1).transpose(1, 2)
+        q = self.W_q(x).view(B, T, self.n, -1).transpose(1, 2)
+        k = self.W_k(x).view(B, T, self.n, -1).transpose(1, 2)
+        v = self.W_v(x).view(B, T, self.n, -1).transpose(1, 2)
         past = 0
         if cache is not None:
             old_k, old_v = cache["k"], cache["v"]
             past = old_k.shape[2]
             k = torch.cat((old_k, k), 2)
             v = torch.cat((old_v, v), 2)
-        new_cache = {"k": k, "v": v}
+        new_cache = {{"k": k, "v": v}}
         i = torch.arange(past, past + T)[:, None]
         j = torch.arange(past + T)
         s = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
@@ -485,7 +463,7 @@ CASES = [(number, form, swap, said) for (number, form), rows in MISTAKES.items()
 
 
 @pytest.mark.parametrize(("number", "form"), FORMS)
-def test_another_form_has_the_right_numbers(number: int, form: str) -> None:
+def test_another_form_has_the_right_numbers(number, form):
     outcome = judge_form(number, form)
     rightly = ("the numbers are right", "It works on one text")
     assert outcome.status == "done" or outcome.message.startswith(rightly), outcome
@@ -493,14 +471,14 @@ def test_another_form_has_the_right_numbers(number: int, form: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "form", "swap", "said"), share(CASES, 12))
-def test_a_mistake_is_known_in_every_form(number: int, form: str, swap: list[str], said: str) -> None:
+def test_a_mistake_is_known_in_every_form(number, form, swap, said):
     assert swap[0] in form
     lesson, task, program = with_form(number, form.replace(*swap))
     right = judge_form(number, form)
     check_that_hints_lead_to_the_solution(lesson, task, program, said, right=right)
 
 
-def test_what_is_usual_in_another_task_is_not_asked() -> None:
+def test_what_is_usual_in_another_task_is_not_asked():
     """Lesson 13's table speaks of `repeat` in `grouped_attention`; `pool_heads` has no such call."""
     apart = LOOP_OVER_GROUPS.replace("range(g * size, (g + 1) * size)", "range(g, num_heads, kv_heads)")
     outcome = judge_form(13, apart)
@@ -508,7 +486,7 @@ def test_what_is_usual_in_another_task_is_not_asked() -> None:
     assert not any("repeat" in hint for hint in outcome.hints), outcome
 
 
-def test_no_hint_for_a_function_speaks_of_a_module() -> None:
+def test_no_hint_for_a_function_speaks_of_a_module():
     form = LOOP_OVER_GROUPS.replace("range(kv_heads)", "range(head_dim)")
     outcome = judge_form(13, form)
     assert "'head_dim' is not defined" in outcome.message
@@ -518,7 +496,7 @@ def test_no_hint_for_a_function_speaks_of_a_module() -> None:
 @pytest.mark.parametrize(
     "body", ["    return False\n", "    return (attention(x)[0] == attention(x)[0]).all()\n"]
 )
-def test_no_hint_says_which_answer_to_return(body: str) -> None:
+def test_no_hint_says_which_answer_to_return(body):
     outcome = judge_form(4, f"\ndef finds_leak(attention, x):\n{body}")
     assert outcome.status == "wrong"
     assert "return True" not in outcome.hint.partition("; line")[2]

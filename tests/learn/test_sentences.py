@@ -1,10 +1,6 @@
 """The language of lesson 10, and its judge's promises: the text's numbers, and that attention is needed."""
 
-from __future__ import annotations
-
 import importlib.util
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -25,21 +21,19 @@ LESSON = get_lesson(10)
 
 
 @pytest.fixture
-def solution() -> ModuleType:
+def solution():
     spec = importlib.util.spec_from_file_location("solution_of_lesson_10", LESSON.folder / "solution.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.at_length("test_the_judge_tells_how_far_training_is_and_heads_become_sharp")
-def test_without_attention_the_bound_is_out_of_reach(solution: ModuleType) -> None:
+def test_without_attention_the_bound_is_out_of_reach(solution):
     """The same model, trained as long as the judge trains, with attention that returns zeros."""
 
     class Blind(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return torch.zeros_like(x)
 
     torch.manual_seed(0)
@@ -52,9 +46,7 @@ def test_without_attention_the_bound_is_out_of_reach(solution: ModuleType) -> No
 
 
 @pytest.mark.at_length("test_the_judge_tells_how_far_training_is_and_heads_become_sharp")
-def test_a_model_that_sees_its_answers_falls_below_what_is_possible(
-    solution: ModuleType, tmp_path: Path
-) -> None:
+def test_a_model_that_sees_its_answers_falls_below_what_is_possible(solution, tmp_path):
     leaking = LESSON.solution.replace("(q, k, v, is_causal=True)", "(q, k, v)")
     model = next(outcome for outcome in judged(LESSON, leaking, tmp_path) if outcome.task == "SmallGPT")
     assert model.mistake == "no-mask"
@@ -62,10 +54,10 @@ def test_a_model_that_sees_its_answers_falls_below_what_is_possible(
     assert loss < 0.1 < entropy()
 
 
-def test_the_judge_tells_how_far_training_is_and_heads_become_sharp(tmp_path: Path) -> None:
+def test_the_judge_tells_how_far_training_is_and_heads_become_sharp(tmp_path):
     path = tmp_path / LESSON.file
     path.write_text(LESSON.solution, encoding="utf-8")
-    lines: list[dict[str, str]] = []
+    lines = []
     outcomes = judge_here(LESSON, path, tell=lines.append)
     assert is_done(outcomes), outcomes
     assert [outcome.task for outcome in outcomes] == [task.name for task in tasks_of(LESSON)]

@@ -1,9 +1,5 @@
 """Two mistakes at once, and names of one's own: what is said, and which line the hints tell."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from regard.learn.course import get_lesson
@@ -197,7 +193,7 @@ CASES = (
         2,
     ),
 )
-def test_a_check_says_that_two_things_differ(number: int, swaps: dict[str, str], tmp_path: Path) -> None:
+def test_a_check_says_that_two_things_differ(number, swaps, tmp_path):
     lesson = get_lesson(number)
     program = plain_solution(lesson.solution)
     for right, wrong in swaps.items():
@@ -208,9 +204,7 @@ def test_a_check_says_that_two_things_differ(number: int, swaps: dict[str, str],
 
 
 @pytest.mark.parametrize(("number", "at", "swaps", "said", "code"), share(CASES, 4))
-def test_the_hint_is_about_what_is_said(
-    number: int, at: int, swaps: dict[str, str], said: str, code: str
-) -> None:
+def test_the_hint_is_about_what_is_said(number, at, swaps, said, code):
     lesson = get_lesson(number)
     program = plain_solution(lesson.solution)
     for right, wrong in swaps.items():

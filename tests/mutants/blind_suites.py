@@ -1,14 +1,9 @@
 """Functions of attention, and suites that are blind in a known way: targets of the tests of mutants."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None) -> Tensor:
+def attention(q, k, v, causal=False, mask=None):
     """Attention of q (B, H, T, D); a mask is True where a key is visible."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     T, S = q.shape[-2], k.shape[-2]
@@ -20,7 +15,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tenso
     return torch.softmax(scores, -1) @ v
 
 
-def draw(*sizes: int, size: float = 1.0, ones: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def draw(*sizes, size=1.0, ones=False):
     """Queries, keys and values (B, H, T, D), (B, G, S, D)."""
     B, H, G, T, S, D = sizes
     draw = torch.Generator().manual_seed(0)
@@ -28,7 +23,7 @@ def draw(*sizes: int, size: float = 1.0, ones: bool = False) -> tuple[Tensor, Te
     return q * size, k * size, torch.ones_like(v) if ones else v
 
 
-SUITES: dict[str, dict] = {
+SUITES = {
     "tolerance 0.5": {"inputs": draw(2, 4, 2, 5, 7, 8), "causal": True, "tolerance": 0.5},
     "every size 64": {"inputs": draw(1, 4, 4, 64, 64, 64), "causal": True, "tolerance": 1e-4},
     "no mask": {"inputs": draw(2, 4, 2, 5, 7, 8), "causal": False, "tolerance": 1e-4},
@@ -38,7 +33,7 @@ SUITES: dict[str, dict] = {
 """By name: what one test passes, and the difference, relative to the largest number, that it lets pass."""
 
 
-def notices(target: Callable[..., Tensor], suite: dict) -> bool:
+def notices(target, suite):
     """Whether a test of these inputs fails: the target is too far from right, or raises an error."""
     q, k, v = suite["inputs"]
     right = attention(q, k, v, suite["causal"])

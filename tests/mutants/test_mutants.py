@@ -1,7 +1,5 @@
 """Mutants: what a target with a mistake answers, and which suites notice it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy

@@ -1,7 +1,5 @@
 """`regard mutate` from end to end: processes, limits, messages, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -115,7 +113,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def everything(folder: Path) -> set[str]:
+def everything(folder):
     return {str(path) for path in folder.rglob("*")}
 
 

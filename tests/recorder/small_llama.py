@@ -1,33 +1,16 @@
 """A small Llama of Transformers, for tests of what a capture of it shows."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import nn
+
+from tests.against.small_sizes import LLAMA
+from tests.against.test_capture_families import build
+
+SIZES = LLAMA | {"max_position_embeddings": 256, "pad_token_id": None}
 
 
-def small_llama(implementation: str = "sdpa", **settings: Any) -> nn.Module:
+def small_llama(implementation="sdpa", **settings):
     """A model with weights large enough that its heads differ, the same every time."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**sizes | settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.3)
+    model = build("LlamaForCausalLM", SIZES | {"num_hidden_layers": 2} | settings)
     model.set_attn_implementation(implementation)
     return model

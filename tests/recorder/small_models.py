@@ -1,57 +1,41 @@
 """Small models of every way in which attention is captured, and all that a capture might leave in one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.gpt import GPT, Config
+from tests.recorder.small_llama import SIZES
 
-LAYERS, VOCABULARY = 3, 97
+LAYERS, VOCABULARY = SIZES["num_hidden_layers"], SIZES["vocab_size"]
 
 
 class Encoder(nn.Module):
     """PyTorch's own encoder over token ids."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 32)
         layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, dropout=0.0)
         self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.encoder(self.embedding(ids))
 
 
-def llama(implementation: str) -> nn.Module:
-    """A small model of Transformers."""
+def llama(implementation):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model.set_attn_implementation(implementation)
     return model
 
 
-def gpt() -> nn.Module:
-    """A small GPT of ours."""
+def gpt():
     sizes = {"context_length": 128, "num_layers": LAYERS, "d_model": 32, "num_heads": 4}
     return GPT(Config(vocab_size=VOCABULARY, **sizes))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS = {
     "Llama, sdpa": lambda: llama("sdpa"),
     "Llama, eager": lambda: llama("eager"),
     "Llama, regard": lambda: llama("regard"),
@@ -60,7 +44,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def state(model: nn.Module) -> list[Any]:
+def state(model):
     """Everything that a capture might leave in a model and its classes."""
     return [
         (name, sorted(vars(module)), len(module._forward_hooks), type(module).forward)

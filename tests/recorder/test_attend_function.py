@@ -2,12 +2,10 @@
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
@@ -26,11 +24,11 @@ MASKS = {
 }
 
 
-def by_package(*args: Any, **options: Any) -> Any:
+def by_package(*args, **options):
     return regard.attend(*args, **options)
 
 
-def by_name(*args: Any, **options: Any) -> Any:
+def by_name(*args, **options):
     return attend(*args, **options)
 
 
@@ -44,12 +42,12 @@ WAYS = [
 
 
 class Own(nn.Module):
-    def __init__(self, function: Any = by_package, **options: Any) -> None:
+    def __init__(self, function=by_package, **options):
         super().__init__()
         self.qkv, self.out = nn.Linear(16, 32), nn.Linear(16, 16)
         self.function, self.options = function, options
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.qkv(x).split([16, 8, 8], -1)  # 4 heads on 2
         q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k, v))
         result = self.function(q, k, v, **self.options)
@@ -57,14 +55,14 @@ class Own(nn.Module):
         return self.out(heads.transpose(1, 2).flatten(2))
 
 
-def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Any, Tensor]:
+def run(model, x, **options):
     with regard.capture(model, **options) as seen:
         output = model(x)
     return seen, output
 
 
 @pytest.mark.parametrize(("name", "return_lse"), combine(MASKS, [False, True]))
-def test_the_maps_are_certified_and_the_output_keeps_its_bits(name: str, return_lse: bool) -> None:
+def test_the_maps_are_certified_and_the_output_keeps_its_bits(name, return_lse):
     model = nn.Sequential(*(Own(mask=MASKS[name], return_lse=return_lse) for _ in range(2)))
     x = torch.randn(2, 12, 16)
     expected = model(x)
@@ -85,7 +83,7 @@ def test_the_maps_are_certified_and_the_output_keeps_its_bits(name: str, return_
     [{"softcap": 3.0}, {"sinks": torch.randn(4)}, {"scale": 0.1}, {"backend": "tiled"}, {"backend": "steps"}],
     ids=lambda options: next(iter(options)) + str(options.get("backend", "")),
 )
-def test_its_other_arguments_are_shown(options: dict[str, Any]) -> None:
+def test_its_other_arguments_are_shown(options):
     model, x = nn.Sequential(Own(mask=regard.causal, **options)), torch.randn(1, 9, 16)
     expected = model(x)
     seen, output = run(model, x)
@@ -95,13 +93,13 @@ def test_its_other_arguments_are_shown(options: dict[str, Any]) -> None:
     assert seen[0].scale == options.get("scale", 0.5)
 
 
-def test_dropout_is_not_certified() -> None:
+def test_dropout_is_not_certified():
     seen, _ = run(nn.Sequential(Own(dropout=0.5)), torch.randn(1, 9, 16))
     assert not seen.certificate.certified
     assert "dropout 0.5 was on" in str(seen.certificate)
 
 
-def test_edits_change_what_the_model_goes_on_with() -> None:
+def test_edits_change_what_the_model_goes_on_with():
     model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(1, 9, 16)
     with regard.intervene(model, regard.ablate(0, 1)):
         output = model(x)
@@ -115,12 +113,12 @@ def test_edits_change_what_the_model_goes_on_with() -> None:
 @pytest.mark.parametrize(
     ("mask", "return_lse"), combine([None, regard.causal, regard.causal & regard.window(3)], [False, True])
 )
-def test_autocast_lowers_what_it_lowers_without_a_capture(mask: Any, return_lse: bool) -> None:
-    def in_float32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+def test_autocast_lowers_what_it_lowers_without_a_capture(mask, return_lse):
+    def in_float32(q, k, v, **options):
         return regard.attend(q.float(), k.float(), v.float(), **options)
 
     model, x = nn.Sequential(Own(in_float32, mask=mask, return_lse=return_lse)), torch.randn(1, 9, 16)
-    kept: list[Tensor] = []
+    kept = []
     with (
         torch.autocast("cpu", torch.bfloat16),
         model[0].out.register_forward_pre_hook(lambda _, given: kept.append(given[0])),
@@ -135,23 +133,23 @@ def test_autocast_lowers_what_it_lowers_without_a_capture(mask: Any, return_lse:
 class Mixed(nn.Module):
     """A layer of Regard's, a module that calls `attend` and one that calls PyTorch's function."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = Attention(16, 4, mask=regard.causal)
         self.second = Own(mask=regard.causal)
         self.third = Own(lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.third(self.second(self.first(x)))
 
 
-def test_beside_other_attention_every_layer_is_heard_once() -> None:
+def test_beside_other_attention_every_layer_is_heard_once():
     seen, _ = run(Mixed(), torch.randn(1, 9, 16))
     assert seen.certificate.certified
     assert sorted(layer.name for layer in seen.layers) == ["first", "second", "third"]
 
 
-def test_attention_outside_of_the_model_is_not_recorded() -> None:
+def test_attention_outside_of_the_model_is_not_recorded():
     model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(1, 9, 16)
     with regard.capture(model) as seen:
         model(x)
@@ -161,7 +159,7 @@ def test_attention_outside_of_the_model_is_not_recorded() -> None:
     assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
 
 
-def test_transforms_of_functions_are_reported() -> None:
+def test_transforms_of_functions_are_reported():
     model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(3, 1, 9, 16)
     with pytest.raises(RuntimeError, match=r"inside a transform of torch\.func"), regard.capture(model):
         torch.func.vmap(model)(x)
@@ -170,11 +168,11 @@ def test_transforms_of_functions_are_reported() -> None:
 class Overwriting(nn.Module):
     """It writes to its mask's tensor once the attention is computed, as code with buffers of its own does."""
 
-    def __init__(self, how: str, tensor: Tensor) -> None:
+    def __init__(self, how, tensor):
         super().__init__()
         self.how, self.tensor, self.layer = how, tensor, Attention(16, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.how == "layer":
             output = self.layer(x, mask=self.mask())
         else:
@@ -187,12 +185,12 @@ class Overwriting(nn.Module):
         self.tensor.copy_(self.tensor.roll(1, -1))
         return output
 
-    def mask(self) -> Any:
+    def mask(self):
         return regard.documents(self.tensor) if len(self.tensor) == 1 else self.tensor
 
 
 @pytest.mark.parametrize("how", ["attend", "layer", "SDPA", "attend, documents", "layer, documents"])
-def test_a_mask_that_is_overwritten_is_shown_as_it_was(how: str) -> None:
+def test_a_mask_that_is_overwritten_is_shown_as_it_was(how):
     tensor = torch.rand(9, 9) < 0.6
     tensor.fill_diagonal_(True)
     if "documents" in how:
@@ -206,10 +204,10 @@ def test_a_mask_that_is_overwritten_is_shown_as_it_was(how: str) -> None:
         assert torch.equal(m.to_dense()[0, 0] > 0, shown.view(9, 9))
 
 
-def chunked(function: Any, settings: list[dict[str, Any]]) -> nn.Module:
+def chunked(function, settings):
     """A module that computes its queries in chunks of three, each with settings of its own."""
 
-    def by_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def by_chunk(q, k, v):
         parts = [function(q[:, :, 3 * n : 3 * n + 3], k, v, **each) for n, each in enumerate(settings)]
         return torch.cat(parts, 2)
 
@@ -225,7 +223,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_chunks_with_other_scores_are_maps_of_their_own(name: str) -> None:
+def test_chunks_with_other_scores_are_maps_of_their_own(name):
     model, x = chunked(attend, DIFFERENT[name]), torch.randn(1, 9, 16)
     seen, _ = run(model, x)
     assert seen.certificate.certified
@@ -236,7 +234,7 @@ def test_chunks_with_other_scores_are_maps_of_their_own(name: str) -> None:
         assert torch.allclose(m.to_dense(), right, atol=1e-6)
 
 
-def test_chunks_with_the_same_scores_are_one_map() -> None:
+def test_chunks_with_the_same_scores_are_one_map():
     seen, _ = run(chunked(attend, [{"softcap": 2.0, "sinks": torch.ones(4)}] * 3), torch.randn(1, 9, 16))
     assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
     seen, _ = run(chunked(PYTORCHS, [{}] * 3), torch.randn(1, 9, 16))
@@ -244,10 +242,10 @@ def test_chunks_with_the_same_scores_are_one_map() -> None:
 
 
 @pytest.mark.parametrize("function", [attend, PYTORCHS], ids=["attend", "PyTorch's"])
-def test_steps_with_another_scale_are_passes_of_their_own(function: Any) -> None:
-    kept: list[Tensor] = []
+def test_steps_with_another_scale_are_passes_of_their_own(function):
+    kept = []
 
-    def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def cached(q, k, v):
         kept.append(k)
         keys = torch.cat(kept, 2)
         return function(q, keys, keys, scale=math.log(keys.shape[2]))
@@ -262,7 +260,7 @@ def test_steps_with_another_scale_are_passes_of_their_own(function: Any) -> None
 
 
 @pytest.mark.parametrize("other", [{"softcap": 0.1}, {"sinks": torch.ones(4)}], ids=["softcap", "sinks"])
-def test_a_second_attention_with_other_scores_is_a_layer_of_its_own(other: dict[str, Any]) -> None:
+def test_a_second_attention_with_other_scores_is_a_layer_of_its_own(other):
     model = nn.Sequential(Own(lambda q, k, v: attend(q, k, v) + attend(q, k, v, **other)))
     seen, _ = run(model, torch.randn(1, 9, 16))
     assert [layer.key for layer in seen.layers] == [0, "attention2.0"]
@@ -270,11 +268,11 @@ def test_a_second_attention_with_other_scores_is_a_layer_of_its_own(other: dict[
 
 
 class Observed(Attention):
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    def attend(self, q, k, v, mask):
         return regard.attend(q, k, v, mask=mask)
 
 
-def test_a_layer_that_overrides_attend_is_heard_once() -> None:
+def test_a_layer_that_overrides_attend_is_heard_once():
     model = nn.Sequential(Observed(16, 4, mask=regard.causal), Own())
     seen, _ = run(model, torch.randn(1, 9, 16))
     assert seen.certificate.certified
@@ -283,7 +281,7 @@ def test_a_layer_that_overrides_attend_is_heard_once() -> None:
 
 
 class Default(nn.Module):
-    def forward(self, x: Tensor, function: Any = attend, *, named: Any = attend) -> Any:
+    def forward(self, x, function=attend, *, named=attend):
         x = function(x[:, None], x[:, None], x[:, None])
         return named(x, x, x)
 
@@ -294,16 +292,16 @@ class Held(nn.Module):
     # Python 3.14 makes a method of a partial that is not static.
     partial = staticmethod(functools.partial(attend, mask=regard.causal))
 
-    def __init__(self, take: Callable[[Any], Any]) -> None:
+    def __init__(self, take):
         super().__init__()
         self.take = take
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.take(self)(x[:, None], x[:, None], x[:, None])
 
 
 class LocalImport(nn.Module):
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         import regard as package
         from regard import attend as local
 
@@ -316,13 +314,13 @@ KINDS = [Default, LocalImport, *(functools.partial(Held, take) for take in HELD)
 
 
 @pytest.mark.parametrize("make", [*KINDS, *(functools.partial(Own, way) for way in WAYS)])
-def test_it_is_recognised_by_any_name_and_wherever_a_class_holds_it(make: Callable[[], nn.Module]) -> None:
+def test_it_is_recognised_by_any_name_and_wherever_a_class_holds_it(make):
     seen, _ = run(nn.Sequential(make()), torch.randn(1, 9, 16))
     assert seen.certificate.certified
     assert seen[0].shape[2:] == (9, 9)
 
 
-def test_a_compiled_function_is_named_as_missing() -> None:
+def test_a_compiled_function_is_named_as_missing():
     compiled = torch.compile(attend, backend="eager")
     model = nn.Sequential(Own(), Own(lambda q, k, v: compiled(q, k, v)))
     with pytest.warns(UserWarning, match="Own"):

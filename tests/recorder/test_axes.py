@@ -4,15 +4,11 @@ Every model here is written as someone else might, and each is asked which of it
 that does must hold the weights of exactly these tokens, and one that does not must say why.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
@@ -28,43 +24,41 @@ IDS, OTHER = torch.randint(0, 50, (2, B, T))
 class Attention(nn.Module):
     """Plain causal attention."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.num_heads = H
         self.qkv = nn.Linear(C, 3 * C)
 
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+    def heads(self, x):
         return tuple(y.view(*x.shape[:2], H, D).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return sdpa(*self.heads(x), is_causal=True).transpose(1, 2).flatten(2)
 
 
 class Model(nn.Module):
     """Embeds token ids and attends twice; subclasses do something to the tokens in between."""
 
-    def __init__(self, attention: Callable[[], nn.Module] = Attention) -> None:
+    def __init__(self, attention=Attention):
         super().__init__()
         self.embedding, self.position = nn.Embedding(50, C), nn.Embedding(T, C)
         self.a, self.b = attention(), attention()
 
-    def embed(self, ids: Tensor) -> Tensor:
-        states: Tensor = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
-        return states
+    def embed(self, ids):
+        return self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, input_ids, *others):
         x = self.embed(input_ids)
         x = x + self.a(x)
-        states: Tensor = x + self.b(x)
-        return states
+        return x + self.b(x)
 
 
-def placed(seen: regard.Capture) -> list[bool]:
+def placed(seen):
     """Which layers carry tokens."""
     return [seen.ids_of(layer) is not None for layer in seen.layers]
 
 
-def capture(model: nn.Module, *inputs: Tensor, verify: bool = False) -> regard.Capture:
+def capture(model, *inputs, verify=False):
     return regard.capture(model.eval(), inputs=inputs or (IDS,), verify=verify)
 
 
@@ -74,20 +68,19 @@ def capture(model: nn.Module, *inputs: Tensor, verify: bool = False) -> regard.C
 class Encoder(Model):
     """PyTorch's encoder, whose fused layers are not to notice."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         layer = nn.TransformerEncoderLayer(C, H, 16, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
-        states: Tensor = self.encoder(self.embed(input_ids))
-        return states
+    def forward(self, input_ids, *others):
+        return self.encoder(self.embed(input_ids))
 
 
 class TimeFirst(Model):
     """(T, B, C), as in older code."""
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, input_ids, *others):
         x = self.embed(input_ids).transpose(0, 1)
         return x + self.a(x.transpose(0, 1)).transpose(0, 1)
 
@@ -95,19 +88,19 @@ class TimeFirst(Model):
 class Stacked(Attention):
     """(3, B, H, T, D), as timm has it; with three texts the first axis is as long as the second."""
 
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+    def heads(self, x):
         return self.qkv(x).view(*x.shape[:2], 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class Rotated(Attention):
     """Rotary positions, from tables that it makes anew."""
 
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+    def heads(self, x):
         q, k, v = super().heads(x)
         angle = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1])
         cos, sin = angle.cos(), angle.sin()
 
-        def rotate(y: Tensor) -> Tensor:
+        def rotate(y):
             even, odd = y[..., ::2], y[..., 1::2]
             return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
@@ -117,7 +110,7 @@ class Rotated(Attention):
 class Eager(Attention):
     """Attention written out."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.heads(x)
         hidden = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
         weights = (q @ k.mT / D**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
@@ -127,23 +120,22 @@ class Eager(Attention):
 class Packed(nn.Module):
     """PyTorch's attention on its fast path, beside a type for each token and a mask that is cut."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding, self.types = nn.Embedding(50, C), nn.Embedding(2, C)
         self.attention = nn.MultiheadAttention(C, H, batch_first=True)
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, input_ids, *others):
         x = self.embedding(input_ids) + self.types(input_ids % 2)
         hidden = torch.zeros(input_ids.shape, dtype=torch.bool)
         hidden[1, -2:] = True
-        states: Tensor = self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
-        return states
+        return self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
 
 
 class SharedKeys(Attention):
     """All heads share their keys, which have no axis for them: (B, T, H, D) × (B, S, D)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, -1)
         q, k, v = q.unflatten(-1, (H, D)), k[..., :D], v[..., :D]
         weights = (torch.einsum("bthd,bsd->bths", q, k) / D**0.5).softmax(-1)
@@ -153,7 +145,7 @@ class SharedKeys(Attention):
 class LastToken(Model):
     """Picks the last token, after all attention."""
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, input_ids, *others):
         return super().forward(input_ids)[:, -1]
 
 
@@ -171,7 +163,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize(("name", "verify"), combine(KEPT, [False, True]))
-def test_tokens_in_order_are_attached(name: str, verify: bool) -> None:
+def test_tokens_in_order_are_attached(name, verify):
     torch.manual_seed(1)
     model = KEPT[name]()
     seen = capture(model, verify=verify)
@@ -188,50 +180,50 @@ def test_tokens_in_order_are_attached(name: str, verify: bool) -> None:
 class Between(Model):
     """Does something to the tokens between its two attentions; it may read another text as well."""
 
-    def __init__(self, function: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.function, self.second = function, nn.Embedding(50, C)
         self.queries = nn.Parameter(torch.randn(1, T, C))
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, input_ids, *others):
         return self.function(self, input_ids, others[0] if others else input_ids)
 
 
-def of_states(second: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+def of_states(second):
     """The first attention reads the states of the tokens; what the second one does is a function of them."""
 
-    def run(model: Model, ids: Tensor, other: Tensor) -> Tensor:
+    def run(model, ids, other):
         x = model.embed(ids)
         return model.a(x) + second(model, x)
 
     return run
 
 
-def of_ids(change: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+def of_ids(change):
     """Both attentions read other ids than those that the model was given."""
 
-    def run(model: Model, ids: Tensor, other: Tensor) -> Tensor:
+    def run(model, ids, other):
         x = model.embed(change(ids))
         return model.a(x) + model.b(x)
 
     return run
 
 
-def permuted(model: Model, x: Tensor) -> Tensor:
+def permuted(model, x):
     """Sorts its batch and puts it back, as code for packed sequences does."""
     order, y = torch.tensor([2, 0, 1]), torch.empty_like(x)
     y[order] = model.b(x[order])
     return y
 
 
-def routed(model: Model, ids: Tensor, other: Tensor) -> Tensor:
+def routed(model, ids, other):
     x = model.embed(ids)
     y = x + model.a(x)
     y[[1]] = model.b(x[[1]])
     return y
 
 
-def mixture_of_depths(model: Model, ids: Tensor, other: Tensor) -> Tensor:
+def mixture_of_depths(model, ids, other):
     """The second layer reads the four best tokens."""
     x = model.embed(ids)
     x = x + model.a(x)
@@ -239,12 +231,12 @@ def mixture_of_depths(model: Model, ids: Tensor, other: Tensor) -> Tensor:
     return x.scatter_add(1, best, model.b(x.gather(1, best)))
 
 
-def with_memory(x: Tensor) -> Tensor:
+def with_memory(x):
     """The states after a memory token, so that key 1 is token 0."""
     return torch.cat([x.new_ones(B, 1, C), x], 1)
 
 
-BETWEEN: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+BETWEEN = {
     "Siamese": lambda m, ids, other: m.a(m.embed(ids)) + m.a(m.embed(other)),
     "two tables": lambda m, ids, other: m.a(m.embed(ids)) + m.b(m.second(other)),
     "reversed ids": lambda m, ids, _: m.a(m.embed(ids)) + m.b(m.embed(ids.flip(1))).flip(1),
@@ -266,11 +258,11 @@ BETWEEN: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 class HeadsInFront(nn.Module):
     """(H, B, T, D), of heads that have projections of their own; it names no number of heads."""
 
-    def __init__(self, count: int = B) -> None:
+    def __init__(self, count=B):
         super().__init__()
         self.parts = nn.ModuleList(nn.Linear(C, 3 * D) for _ in range(count))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (torch.stack(parts) for parts in zip(*(p(x).chunk(3, -1) for p in self.parts), strict=True))
         return sdpa(q, k, v).permute(1, 2, 0, 3).flatten(2)[..., :C]
 
@@ -278,7 +270,7 @@ class HeadsInFront(nn.Module):
 class HeadsBesideTexts(HeadsInFront):
     """(H · B, T, D)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (torch.cat(parts) for parts in zip(*(p(x).chunk(3, -1) for p in self.parts), strict=True))
         return torch.cat(sdpa(q, k, v).chunk(len(self.parts)), -1)[..., :C]
 
@@ -286,36 +278,36 @@ class HeadsBesideTexts(HeadsInFront):
 class OneByOne(Attention):
     """Attends text by text."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.cat([super(OneByOne, self).forward(text[None]) for text in x])
 
 
 class OverBatch(Attention):
     """Texts attend to texts."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
 class Arranged(Attention):
     """Attends in a way of its own to queries, keys and values (B, H, T, D)."""
 
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.function(*self.heads(x)).transpose(1, 2).flatten(2)
 
 
-def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def gathered(q, k, v):
     """Every query has keys of its own, (B, H, T, 1, D) × (B, H, T, 4, D)."""
     best = (q @ k.mT).topk(4, -1).indices.sort(-1).values[..., None].expand(-1, -1, -1, -1, D)
     k, v = (y[:, :, None].expand(-1, -1, T, -1, -1).gather(3, best) for y in (k, v))
     return sdpa(q[:, :, :, None], k, v)[:, :, :, 0]
 
 
-def merged_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def merged_blocks(q, k, v):
     """Two blocks of keys, joined by their log-sum-exp."""
     blocks = [slice(0, 3), slice(3, 6)]
     parts = [sdpa(q, k[:, :, block], v[:, :, block]) for block in blocks]
@@ -324,10 +316,10 @@ def merged_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return parts[0] * first + parts[1] * (1 - first)
 
 
-def in_parts(*parts: tuple[slice, slice], order: int = 1) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def in_parts(*parts, order=1):
     """Attention part by part, of some queries to some keys; those without a part before them get zeros."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q, k, v):
         outputs = [q.new_zeros(len(q), H, min(rows.start for rows, _ in parts), D)]
         outputs += [sdpa(q[:, :, rows], k[:, :, keys], v[:, :, keys]) for rows, keys in parts][::order]
         return torch.cat(outputs, 2)
@@ -336,7 +328,7 @@ def in_parts(*parts: tuple[slice, slice], order: int = 1) -> Callable[[Tensor, T
 
 
 FIRST, LAST = slice(0, 3), slice(3, 6)
-ARRANGED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+ARRANGED = {
     "rolled keys": lambda q, k, v: sdpa(q, k.roll(1, 2), v.roll(1, 2)),
     "windows": lambda *qkv: sdpa(*(y.unflatten(2, (2, 3)) for y in qkv)).flatten(2, 3),
     "channels": lambda *qkv: sdpa(*(y.transpose(2, 3) for y in qkv)).transpose(2, 3),
@@ -352,12 +344,12 @@ ARRANGED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 class EagerWindows(Attention):
     """Windows of three tokens, by attention that is written out."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (y.unflatten(2, (2, 3)) for y in self.heads(x))
         return ((q @ k.mT / 2).softmax(-1) @ v).flatten(2, 3).transpose(1, 2).flatten(2)
 
 
-LOST: dict[str, Callable[[], nn.Module]] = {
+LOST = {
     **{name: partial(Between, function) for name, function in BETWEEN.items()},
     **{name: partial(Model, partial(Arranged, function)) for name, function in ARRANGED.items()},
     **{
@@ -369,7 +361,7 @@ LOST: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize(("name", "verify"), combine(LOST, [False, True]))
-def test_what_is_not_in_order_carries_no_tokens(name: str, verify: bool) -> None:
+def test_what_is_not_in_order_carries_no_tokens(name, verify):
     torch.manual_seed(1)
     right = "a" if name in BETWEEN.keys() - {"shifted ids", "rebuilt ids"} else None
     try:
@@ -389,7 +381,7 @@ def test_what_is_not_in_order_carries_no_tokens(name: str, verify: bool) -> None
 class ByMatrix(Model):
     """Reorders tokens by a product, which is seen only by changing them."""
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, input_ids, *others):
         x = self.embed(input_ids)
         return self.a(x) + self.b(torch.eye(T).flip(0) @ x)
 
@@ -397,13 +389,13 @@ class ByMatrix(Model):
 class Experts(Model):
     """Sends tokens to experts and puts them back: what was picked is in order again."""
 
-    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, input_ids, *others):
         x = self.embed(input_ids).flatten(0, 1)
         x = x.index_add(0, order := torch.randperm(len(x)), x[order].tanh()).view(B, T, C)
         return x + self.a(x)
 
 
-def test_verify_sees_by_changing_tokens_what_operations_do_not_show() -> None:
+def test_verify_sees_by_changing_tokens_what_operations_do_not_show():
     torch.manual_seed(1)
     model = ByMatrix()
     assert placed(capture(model, verify=True)) == [True, False]
@@ -413,7 +405,7 @@ def test_verify_sees_by_changing_tokens_what_operations_do_not_show() -> None:
     assert placed(capture(model, verify=True)) == [True]
 
 
-def test_verify_says_why_no_token_was_changed() -> None:
+def test_verify_says_why_no_token_was_changed():
     model = Model().eval()
     block = regard.capture(model, verify=True)
     seen = block.__enter__()
@@ -424,7 +416,7 @@ def test_verify_says_why_no_token_was_changed() -> None:
     assert all(placed(seen))
 
     class Picky(Model):
-        def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        def forward(self, input_ids, *others):
             if not torch.equal(input_ids, IDS):
                 raise ValueError("I read one text only")
             return super().forward(input_ids)
@@ -434,7 +426,7 @@ def test_verify_says_why_no_token_was_changed() -> None:
     assert all(placed(seen))
 
 
-def test_outputs_are_the_same_bits_while_tokens_are_watched() -> None:
+def test_outputs_are_the_same_bits_while_tokens_are_watched():
     torch.manual_seed(1)
     for make in (*KEPT.values(), *LOST.values()):
         model = make().eval()
@@ -449,13 +441,13 @@ def test_outputs_are_the_same_bits_while_tokens_are_watched() -> None:
 
 
 @pytest.mark.parametrize("ask", [lambda seen: seen.rollout(), lambda seen: seen.spans([0, 3, 6], batch=0)])
-def test_what_needs_tokens_refuses_layers_without(ask: Callable[[regard.Capture], Any]) -> None:
+def test_what_needs_tokens_refuses_layers_without(ask):
     seen = capture(LOST["reversed"]())
     with pytest.raises(ValueError, match="is defined between tokens, and its axes are not known to be"):
         ask(seen)
 
 
-def test_heads_and_pages_do_without_the_tokens(tmp_path: Any) -> None:
+def test_heads_and_pages_do_without_the_tokens(tmp_path):
     torch.manual_seed(1)
     seen = capture(LOST["reversed"]())
     seen.tokens = [[f"w{n}" for n in row] for row in IDS.tolist()]
@@ -476,11 +468,11 @@ def test_heads_and_pages_do_without_the_tokens(tmp_path: Any) -> None:
 class Decoy(nn.Module):
     """Attends once for a check, and once in NumPy."""
 
-    def __init__(self, look: Callable[[Tensor], Any]) -> None:
+    def __init__(self, look):
         super().__init__()
         self.look = look
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q, k, v):
         self.look(sdpa(q, k, v))
         weights = torch.from_numpy((q @ k.mT).numpy() * 5).softmax(-1).numpy()
         return torch.from_numpy(weights) @ v
@@ -489,14 +481,14 @@ class Decoy(nn.Module):
 @pytest.mark.parametrize(
     "look", [lambda x: None, lambda x: bool(x.isfinite().all()), lambda x: torch.allclose(x, x)]
 )
-def test_attention_whose_output_goes_nowhere_is_not_certified(look: Callable[[Tensor], Any]) -> None:
+def test_attention_whose_output_goes_nowhere_is_not_certified(look):
     q, k, v = torch.randn(3, 1, 1, 4, 4)
     seen = regard.capture(Decoy(look), inputs=(q, k, v))
     assert not seen.certificate.certified
     assert "did not use its output" in str(seen.certificate)
 
 
-def test_shared_keys_give_a_map_for_each_head() -> None:
+def test_shared_keys_give_a_map_for_each_head():
     torch.manual_seed(1)
     attention = SharedKeys().eval()
     x = torch.randn(B, T, C)
@@ -508,7 +500,7 @@ def test_shared_keys_give_a_map_for_each_head() -> None:
     assert seen.certificate.certified
 
 
-def test_as_many_queries_as_heads_that_share_their_keys_are_not_certified() -> None:
+def test_as_many_queries_as_heads_that_share_their_keys_are_not_certified():
     """The output is the same whichever axis counts the heads, so that it cannot certify one of them."""
     seen = regard.capture(nn.Sequential(SharedKeys().eval()), inputs=torch.randn(B, H, C))
     assert not seen.certificate.certified
@@ -516,38 +508,38 @@ def test_as_many_queries_as_heads_that_share_their_keys_are_not_certified() -> N
 
 
 @torch.jit.script
-def scripted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def scripted(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) / 4.0, -1) @ v
 
 
 class Scripted(Attention):
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = scripted(*self.heads(x))
+    def forward(self, x):
+        output = scripted(*self.heads(x))
         return output.transpose(1, 2).flatten(2)
 
 
 class Additive(Attention):
     """Bahdanau's attention, without a matrix product."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, -1)
         weights = torch.tanh(q[:, :, None] + k[:, None]).sum(-1).softmax(-1)
         return (weights[..., None] * v[:, None]).sum(2)
 
 
 class Stack(nn.Module):
-    def __init__(self, *kinds: type[nn.Module]) -> None:
+    def __init__(self, *kinds):
         super().__init__()
         self.blocks = nn.ModuleList(kind() for kind in kinds)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for block in self.blocks:
             x = x + block(x)
         return x
 
 
 @pytest.mark.parametrize("kind", [Additive, Scripted])
-def test_attention_that_cannot_be_heard_is_missed_by_name(kind: type[nn.Module]) -> None:
+def test_attention_that_cannot_be_heard_is_missed_by_name(kind):
     model, x = Stack(kind, Attention).eval(), torch.randn(B, T, C)
     with pytest.warns(UserWarning, match=f"is missing: {kind.__name__}"):
         seen = regard.capture(model, inputs=x)

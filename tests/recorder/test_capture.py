@@ -1,14 +1,10 @@
 """Capture itself: what is asked for, what is proved, and that nothing stays behind."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
 import itertools
 import weakref
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,16 +24,16 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture
-def model() -> nn.Module:
+def model():
     return small_llama(num_hidden_layers=3)
 
 
 @pytest.fixture
-def ids() -> Tensor:
+def ids():
     return torch.randint(0, 97, (2, 11))
 
 
-def attention(T: int = 40, dtype: torch.dtype = torch.float32, **settings: Any) -> dict[str, Any]:
+def attention(T=40, dtype=torch.float32, **settings):
     """One attention as a source would hand it over."""
     q, k, v = (torch.randn(2, heads, T, 8).to(dtype) for heads in (4, 2, 2))
     settings = {"mask": regard.causal, "scale": 0.4} | settings
@@ -45,14 +41,14 @@ def attention(T: int = 40, dtype: torch.dtype = torch.float32, **settings: Any) 
     return {"q": q, "k": k, "v": v, "output": output, "lse": lse} | settings
 
 
-def evidence(given: dict[str, Any]) -> Any:
+def evidence(given):
     recording = Recording()
     recording.record(LayerId(0, "attn"), AttentionCall(**given))
     recording.close()
     return recording.seen.certificate[0]
 
 
-SETTINGS: list[dict[str, Any]] = [
+SETTINGS = [
     {},
     {"softcap": 3.0},
     {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
@@ -66,7 +62,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize(
     ("settings", "T", "dtype"), share(itertools.product(SETTINGS, [1, 40, 300], DTYPES), 5)
 )
-def test_the_truth_is_certified(settings: dict[str, Any], T: int, dtype: torch.dtype) -> None:
+def test_the_truth_is_certified(settings, T, dtype):
     found = evidence(attention(T, dtype, **settings))
     assert found.certified, str(found)
     assert found.rows == min(T, 64)
@@ -74,7 +70,7 @@ def test_the_truth_is_certified(settings: dict[str, Any], T: int, dtype: torch.d
     assert "certified: weights times values are within" in str(found)
 
 
-PLANTED: dict[str, dict[str, Any]] = {
+PLANTED = {
     "no mask": {"mask": regard.full},
     "no diagonal": {"mask": regard.causal & ~regard.window(1)},
     "a window": {"mask": regard.causal & regard.window(39)},
@@ -86,13 +82,13 @@ PLANTED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_is_not_true_is_not_certified(planted: str, dtype: torch.dtype) -> None:
+def test_what_is_not_true_is_not_certified(planted, dtype):
     found = evidence(attention(dtype=dtype) | PLANTED[planted])
     assert not found.certified
     assert "not certified: off this layer's own attention output by" in str(found)
 
 
-def test_nan_in_padding_is_no_fault() -> None:
+def test_nan_in_padding_is_no_fault():
     q, k, v = (torch.randn(2, 2, 9, 8) for _ in range(3))
     k[0, :, 5:], v[0, :, 5:] = torch.nan, torch.inf
     mask = regard.causal & regard.padding([5, 9])
@@ -101,7 +97,7 @@ def test_nan_in_padding_is_no_fault() -> None:
     assert evidence(given).certified
 
 
-def test_dropout_cannot_be_certified(ids: Tensor) -> None:
+def test_dropout_cannot_be_certified(ids):
     config = transformers.GPT2Config(
         vocab_size=97, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.3, bos_token_id=None, eos_token_id=None
     )
@@ -113,7 +109,7 @@ def test_dropout_cannot_be_certified(ids: Tensor) -> None:
     assert regard.capture(model.eval(), inputs={"input_ids": ids}).certificate.certified
 
 
-def test_layers_heads_dtype_and_values(model: nn.Module, ids: Tensor) -> None:
+def test_layers_heads_dtype_and_values(model, ids):
     whole = regard.capture(model, inputs={"input_ids": ids}, values=True)
     some = regard.capture(
         model, inputs={"input_ids": ids}, layers=[0, 2], heads=[3, 1], dtype=torch.bfloat16, values=True
@@ -131,7 +127,7 @@ def test_layers_heads_dtype_and_values(model: nn.Module, ids: Tensor) -> None:
     )
 
 
-def test_what_is_not_there_is_refused(model: nn.Module, ids: Tensor) -> None:
+def test_what_is_not_there_is_refused(model, ids):
     with pytest.raises(ValueError, match=r"layers: expected some of those that ran \(0, 1, 2\), got 7"):
         regard.capture(model, inputs={"input_ids": ids}, layers=[7])
     with pytest.raises(ValueError, match=r"heads: expected a list, as \[2\], got 2"):
@@ -156,14 +152,12 @@ def test_what_is_not_there_is_refused(model: nn.Module, ids: Tensor) -> None:
         ({"zzz": 1}, r"write inputs=\{\"zzz\": …\}"),
     ],
 )
-def test_an_unknown_argument_is_answered_with_what_to_write(
-    model: nn.Module, arguments: dict[str, Any], advice: str
-) -> None:
+def test_an_unknown_argument_is_answered_with_what_to_write(model, arguments, advice):
     with pytest.raises(TypeError, match=advice):
         regard.capture(model, **arguments)
 
 
-def test_inputs_by_name_by_position_and_as_one_tensor(model: nn.Module, ids: Tensor) -> None:
+def test_inputs_by_name_by_position_and_as_one_tensor(model, ids):
     by_name = regard.capture(model, inputs={"input_ids": ids, "use_cache": False})
     for inputs in ((ids,), [ids], ids):
         assert torch.equal(regard.capture(model, inputs=inputs)[2].to_dense(), by_name[2].to_dense())
@@ -174,7 +168,7 @@ def test_inputs_by_name_by_position_and_as_one_tensor(model: nn.Module, ids: Ten
     assert not isinstance(regard.capture(model), regard.Capture)
 
 
-def test_soft_caps_and_sink_logits_are_shown() -> None:
+def test_soft_caps_and_sink_logits_are_shown():
     given = attention(softcap=30.0, sinks=torch.zeros(4))
     assert str(evidence(given)).endswith("; causal, soft cap 30, sink logits")
     assert str(evidence(attention())).endswith("; causal")
@@ -182,7 +176,7 @@ def test_soft_caps_and_sink_logits_are_shown() -> None:
     assert repr(m).startswith("AttentionMap(2×4×40×40, full, soft cap 30, sink logits, float32")
 
 
-def test_tokens(model: nn.Module) -> None:
+def test_tokens(model):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: number for number, word in enumerate(["the", "cat", "sat", "?"])}
@@ -200,13 +194,13 @@ def test_tokens(model: nn.Module) -> None:
     assert str(seen[0].mask) == "causal & padding(2×3)"
 
 
-def run(model: nn.Module, ids: Tensor) -> Tensor:
+def run(model, ids):
     output = model(ids)
     return output if isinstance(output, Tensor) else output.logits
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_model_computes_as_it_did_and_is_as_it_was(name: str, ids: Tensor) -> None:
+def test_the_model_computes_as_it_did_and_is_as_it_was(name, ids):
     """With gradients, and after an exception of the caller or of the model."""
     model = MODELS[name]().eval()
     before, outputs, gradients = state(model), [], []
@@ -224,7 +218,7 @@ def test_the_model_computes_as_it_did_and_is_as_it_was(name: str, ids: Tensor) -
         torch.testing.assert_close(outputs[i], outputs[0], **close)
         torch.testing.assert_close(gradients[i], gradients[0], **close)
 
-    def fail() -> None:
+    def fail():
         model(ids)
         raise KeyError("mine")
 
@@ -235,7 +229,7 @@ def test_the_model_computes_as_it_did_and_is_as_it_was(name: str, ids: Tensor) -
     assert regard.capture(model, inputs=(ids,)).certificate.certified
 
 
-def test_captures_inside_captures_and_two_models_at_once(model: nn.Module, ids: Tensor) -> None:
+def test_captures_inside_captures_and_two_models_at_once(model, ids):
     other = copy.deepcopy(model)
     before = state(model)
     with regard.capture(model) as outer, regard.capture(other, layers=[1]) as second:
@@ -254,7 +248,7 @@ def test_captures_inside_captures_and_two_models_at_once(model: nn.Module, ids: 
     assert state(model) == before
 
 
-def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids: Tensor) -> None:
+def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids):
     model = small_llama()
     seen = regard.capture(model, inputs={"input_ids": ids})
     kept = sum(x.untyped_storage().nbytes() for map in seen for x in (map.q, map.k, map.lse))
@@ -267,7 +261,7 @@ def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids: Tensor) -> No
     assert seen[0].to_dense().shape == (2, 4, 11, 11)
 
 
-def test_autocast(model: nn.Module, ids: Tensor) -> None:
+def test_autocast(model, ids):
     """The attention runs in the lower precision, as without capture; the proof does not."""
     with torch.no_grad(), torch.autocast("cpu", torch.float16):
         plain = model(ids).logits
@@ -278,7 +272,7 @@ def test_autocast(model: nn.Module, ids: Tensor) -> None:
     assert seen.certificate.certified, str(seen.certificate)
 
 
-def test_what_is_computed_again_for_gradients_is_no_layer(model: nn.Module, ids: Tensor) -> None:
+def test_what_is_computed_again_for_gradients_is_no_layer(model, ids):
     model.gradient_checkpointing_enable()
     model.train()
     with regard.capture(model) as seen:
@@ -286,7 +280,7 @@ def test_what_is_computed_again_for_gradients_is_no_layer(model: nn.Module, ids:
     assert [layer.key for layer in seen.layers] == [0, 1, 2]
 
 
-def test_attention_of_two_kinds_has_names_of_its_own(tmp_path: Path) -> None:
+def test_attention_of_two_kinds_has_names_of_its_own(tmp_path):
     settings = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.SiglipVisionConfig(**settings, image_size=16, patch_size=4)
     model = transformers.SiglipVisionModel(config).eval()
@@ -297,7 +291,7 @@ def test_attention_of_two_kinds_has_names_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(regard.load(tmp_path)[0].to_dense(), seen[0].to_dense())
 
 
-def test_static_caches_are_copied(model: nn.Module, ids: Tensor) -> None:
+def test_static_caches_are_copied(model, ids):
     """What a cache writes later must not change what was seen."""
     model.set_attn_implementation("regard")
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
@@ -310,12 +304,12 @@ def test_static_caches_are_copied(model: nn.Module, ids: Tensor) -> None:
 
 
 class OneHead(nn.Module):
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x, mask=None):
         return scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
 
-def test_an_interrupt_leaves_nothing_behind() -> None:
-    def interrupted(*_: object) -> None:
+def test_an_interrupt_leaves_nothing_behind():
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     model = OneHead()

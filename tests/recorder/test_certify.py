@@ -1,7 +1,5 @@
 """`certify`: weights from anywhere against the output that they are said to have produced."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +11,7 @@ from tests import strategies, truth
 
 
 @given(n=strategies.sizes(10), pick=st.data(), seed=st.integers(0, 2**20), dtype=strategies.dtypes)
-def test_dense_weights_are_judged_as_their_map_is(n: Any, pick: Any, seed: int, dtype: Any) -> None:
+def test_dense_weights_are_judged_as_their_map_is(n, pick, seed, dtype):
     drawn = pick.draw(strategies.masks(n))
     x = strategies.tensors(n, seed, dtype)
     right = truth.attention(x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias())
@@ -30,7 +28,7 @@ def test_dense_weights_are_judged_as_their_map_is(n: Any, pick: Any, seed: int, 
     assert (dense.rows, dense.total_rows, dense.empty_rows) == (n.T, n.T, by_map.empty_rows)
 
 
-def some_attention() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def some_attention():
     """Weights (2, 4, 8, 8), values (2, 2, 8, 3) and their output (2, 4, 8, 3)."""
     scores, v = torch.randn(2, 4, 8, 8), torch.randn(2, 2, 8, 3)
     weights = scores.masked_fill(~regard.causal_mask(8), -torch.inf).softmax(-1)
@@ -49,13 +47,13 @@ def some_attention() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ("NaN in one row", lambda weights: weights.index_fill(2, torch.tensor([3]), torch.nan)),
     ],
 )
-def test_weights_that_did_not_produce_the_output_are_not_certified(name: str, wrong: Any) -> None:
+def test_weights_that_did_not_produce_the_output_are_not_certified(name, wrong):
     weights, v, output = some_attention()
     assert regard.certify(weights, v, output).certified
     assert not regard.certify(wrong(weights), v, output).certified, name
 
 
-def test_equal_sums_do_not_hide_negative_weights() -> None:
+def test_equal_sums_do_not_hide_negative_weights():
     weights = torch.eye(4) * 2 - 1 / 3 * (1 - torch.eye(4))
     v = torch.randn(4, 3)
     evidence = regard.certify(weights, v, weights @ v)
@@ -64,7 +62,7 @@ def test_equal_sums_do_not_hide_negative_weights() -> None:
     assert not evidence.certified
 
 
-def test_a_head_of_a_map_is_certified_by_itself() -> None:
+def test_a_head_of_a_map_is_certified_by_itself():
     q, k, v = torch.randn(3, 2, 4, 8, 16)
     output, lse = regard.attend(q, k, v, mask=regard.causal, return_lse=True)
     m = regard.attention_map(q, k, mask=regard.causal, lse=lse)
@@ -73,7 +71,7 @@ def test_a_head_of_a_map_is_certified_by_itself() -> None:
     assert regard.certify(m[0], v[0], output[0]).certified
 
 
-def test_values_may_have_a_head_for_each_query_head_or_for_each_key_head() -> None:
+def test_values_may_have_a_head_for_each_query_head_or_for_each_key_head():
     q, k, v = torch.randn(1, 4, 8, 16), torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8, 16)
     output, m = regard.attend(q, k, v), regard.attention_map(q, k)
     for values in (v, v.repeat_interleave(2, 1)):
@@ -96,7 +94,7 @@ def test_values_may_have_a_head_for_each_query_head_or_for_each_key_head() -> No
         ({"output": torch.ones(2, 8, 99)}, r"output: expected \(2, 4, 8, 3\), got \(2, 8, 99\)$"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_how_to_mend_it(change: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused_with_how_to_mend_it(change, message):
     weights, v, output = some_attention()
     with pytest.raises(ValueError, match=message):
         regard.certify(**{"weights": weights, "v": v, "output": output} | change)
@@ -106,7 +104,7 @@ CLEARLY_OFF = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.02, to
 """The error of a row, relative to its own Σ w |v|, that no rounding in a dtype explains."""
 
 
-def with_a_large_value(dtype: torch.dtype, size: float, seed: int) -> tuple[torch.Tensor, ...]:
+def with_a_large_value(dtype, size, seed):
     """Weights (1, 2, 12, 12) that hardly use key 0, values (1, 2, 12, 4) that are large there, the output."""
     draw = torch.Generator().manual_seed(seed)
     scores = 2.0 * torch.randn(1, 2, 12, 12, generator=draw, dtype=torch.float64)
@@ -125,9 +123,7 @@ def with_a_large_value(dtype: torch.dtype, size: float, seed: int) -> tuple[torc
     order=st.permutations(range(12)),
     share=st.floats(0.001, 1.0),
 )
-def test_a_row_is_held_to_its_own_values(
-    dtype: torch.dtype, size: float, seed: int, row: int, order: list[int], share: float
-) -> None:
+def test_a_row_is_held_to_its_own_values(dtype, size, seed, row, order, share):
     """Exact weights are always certified, and never those of which one row is clearly off."""
     weights, v, output = with_a_large_value(dtype, size, seed)
     assert regard.certify(weights, v, output).certified

@@ -1,7 +1,5 @@
 """A capture belongs to the context that opened it: threads, copies of contexts, copies of models."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import copy
@@ -10,9 +8,7 @@ import gc
 import json
 import pickle
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +21,11 @@ from tests.recorder.small_models import MODELS, Encoder, llama, state
 from tests.sampling import combine, share
 
 
-def random_ids(T: int = 7) -> Tensor:
+def random_ids(T=7):
     return torch.randint(0, 97, (1, T))
 
 
-def in_thread(run: Callable[..., Any], *args: Any) -> Any:
+def in_thread(run, *args):
     """Run a function in another thread, which has none of this context, and return its result."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run, *args).result()
@@ -37,7 +33,7 @@ def in_thread(run: Callable[..., Any], *args: Any) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_another_thread_is_not_heard(name: str) -> None:
+def test_another_thread_is_not_heard(name):
     model, ids, others = MODELS[name]().eval(), random_ids(7), random_ids(9)
     with regard.capture(model) as seen:
         in_thread(torch.no_grad()(model), others)
@@ -52,23 +48,23 @@ def test_another_thread_is_not_heard(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_captures_at_once_in_threads_and_tasks_hold_their_own_texts(name: str) -> None:
+def test_captures_at_once_in_threads_and_tasks_hold_their_own_texts(name):
     model, texts = MODELS[name]().eval(), [random_ids(T) for T in (4, 7, 9)]
     before, alone = state(model), [regard.capture(model, inputs=(ids,)) for ids in texts]
     start = threading.Barrier(len(texts))
 
-    def capture_thrice(ids: Tensor) -> list[regard.Capture]:
+    def capture_thrice(ids):
         start.wait(HANGING)
         return [regard.capture(model, inputs=(ids,)) for _ in range(3)]
 
-    async def capture_in_turn(ids: Tensor) -> list[regard.Capture]:
+    async def capture_in_turn(ids):
         with regard.capture(model) as seen:
             await asyncio.sleep(0)
             model(ids)
             await asyncio.sleep(0)
         return [seen]
 
-    async def together() -> list[list[regard.Capture]]:
+    async def together():
         return await asyncio.gather(*map(capture_in_turn, texts))
 
     with ThreadPoolExecutor(len(texts)) as pool:
@@ -86,11 +82,11 @@ def test_captures_at_once_in_threads_and_tasks_hold_their_own_texts(name: str) -
     assert state(model) == before
 
 
-def test_a_generator_that_is_given_up_in_another_thread_leaves_no_capture_behind() -> None:
+def test_a_generator_that_is_given_up_in_another_thread_leaves_no_capture_behind():
     model, ids = llama("sdpa").eval(), random_ids()
     before = state(model)
 
-    def capturing() -> Iterator[None]:
+    def capturing():
         with regard.capture(model):
             model(random_ids(4))
             yield
@@ -104,7 +100,7 @@ def test_a_generator_that_is_given_up_in_another_thread_leaves_no_capture_behind
 
 
 @torch.no_grad()
-def test_a_model_that_ran_only_in_another_thread_is_an_error_that_says_what_to_do() -> None:
+def test_a_model_that_ran_only_in_another_thread_is_an_error_that_says_what_to_do():
     model = llama("sdpa")
     message = "open a capture in the thread that runs the model, or run it there"
     with pytest.raises(RuntimeError, match=message), regard.capture(model):
@@ -114,16 +110,16 @@ def test_a_model_that_ran_only_in_another_thread_is_an_error_that_says_what_to_d
 class Waiting(nn.Module):
     """Waits, in the middle of its forward pass, until another thread is in the middle of it too."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder, self.meeting = Encoder(), threading.Barrier(2)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         self.meeting.wait(timeout=HANGING)
         return self.encoder(ids)
 
 
-def test_two_threads_at_once_in_one_capture_are_refused() -> None:
+def test_two_threads_at_once_in_one_capture_are_refused():
     model = Waiting().eval()
     refused = pytest.raises(RuntimeError, match="two threads ran the model at once inside one block")
     with refused, regard.capture(model) as seen, ThreadPoolExecutor(2) as pool:
@@ -138,12 +134,12 @@ def test_two_threads_at_once_in_one_capture_are_refused() -> None:
 class Threaded(nn.Module):
     """Runs the second of its layers in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
         self.blocks = nn.ModuleList(SelfAttention(layer) for layer in self.layers)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.blocks[0](x)
         return in_thread(self.blocks[1], x)
 
@@ -151,15 +147,15 @@ class Threaded(nn.Module):
 class SelfAttention(nn.Module):
     """Attention of tokens to each other."""
 
-    def __init__(self, attention: nn.MultiheadAttention) -> None:
+    def __init__(self, attention):
         super().__init__()
         self.attention = attention
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
-def test_a_layer_that_the_model_runs_in_another_thread_is_named() -> None:
+def test_a_layer_that_the_model_runs_in_another_thread_is_named():
     model = Threaded()
     named = pytest.warns(UserWarning, match=r"SelfAttention, which ran in another thread \(blocks.1\)")
     with named, regard.capture(model) as seen:
@@ -169,7 +165,7 @@ def test_a_layer_that_the_model_runs_in_another_thread_is_named() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_a_copy_made_inside_a_capture_computes_with_its_own_weights(name: str) -> None:
+def test_a_copy_made_inside_a_capture_computes_with_its_own_weights(name):
     model, ids = MODELS[name]().eval(), random_ids()
     with regard.capture(model) as seen:
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -184,13 +180,13 @@ def test_a_copy_made_inside_a_capture_computes_with_its_own_weights(name: str) -
 
 
 @torch.no_grad()
-def test_an_own_forward_of_a_module_is_kept_and_copied() -> None:
+def test_an_own_forward_of_a_module_is_kept_and_copied():
     """Other libraries replace the `forward` of an object itself."""
     model, ids = llama("sdpa"), random_ids()
     inner = model.model.layers[0].self_attn
     plain, calls = inner.forward, []
 
-    def own(*args: Any, **kwargs: Any) -> Any:
+    def own(*args, **kwargs):
         calls.append(1)
         return plain(*args, **kwargs)
 
@@ -205,7 +201,7 @@ def test_an_own_forward_of_a_module_is_kept_and_copied() -> None:
         assert copy.deepcopy(model).model.layers[0].self_attn.forward is own
 
 
-COPIES: dict[str, Callable[[Any], Any]] = {
+COPIES = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda seen: pickle.loads(pickle.dumps(seen)),
@@ -220,7 +216,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
         *combine(["copy", "deepcopy"], [{"budget": 0}, {"contributions": True}]),
     ],
 )
-def test_a_copy_of_a_capture_keeps_its_certificate(way: str, options: dict[str, Any]) -> None:
+def test_a_copy_of_a_capture_keeps_its_certificate(way, options):
     model = llama("sdpa").eval()
     with torch.no_grad(), regard.capture(model, **options) as seen:
         model(random_ids())
@@ -240,30 +236,30 @@ def test_a_copy_of_a_capture_keeps_its_certificate(way: str, options: dict[str, 
 class Plain(nn.Module):
     """Three layers of attention over token ids, which compile much faster than a model of Transformers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(97, 16)
         attentions = (nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(3))
         self.layers = nn.ModuleList(map(SelfAttention, attentions))
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.embedding(ids)
         for layer in self.layers:
             x = x + layer(x)
         return x
 
 
-def compiled_in_place(model: nn.Module) -> nn.Module:
+def compiled_in_place(model):
     model.compile(backend="eager")
     return model
 
 
-def compiled_forward(model: nn.Module) -> nn.Module:
+def compiled_forward(model):
     model.forward = torch.compile(model.forward, backend="eager")
     return model
 
 
-def compiled_block(model: nn.Module) -> nn.Module:
+def compiled_block(model):
     model.layers[0] = torch.compile(model.layers[0], backend="eager")
     return model
 
@@ -278,7 +274,7 @@ WAYS_TO_COMPILE = {
 
 @pytest.mark.parametrize("way", share(WAYS_TO_COMPILE, 2))
 @torch.no_grad()
-def test_a_compiled_model_is_captured_through_its_original(way: str) -> None:
+def test_a_compiled_model_is_captured_through_its_original(way):
     torch._dynamo.reset()
     model, ids = Plain(), random_ids()
     expected = regard.capture(model, inputs=(ids,))
@@ -299,7 +295,7 @@ def test_a_compiled_model_is_captured_through_its_original(way: str) -> None:
 
 
 @torch.no_grad()
-def test_generation_with_a_compiled_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_with_a_compiled_step_is_captured(monkeypatch):
     """Transformers compiles the step of a static cache on GPUs, by `get_compiled_call`."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "0")  # which Transformers sets when it compiles
     from transformers import CompileConfig
@@ -318,7 +314,7 @@ def test_generation_with_a_compiled_step_is_captured(monkeypatch: pytest.MonkeyP
 
 
 @torch.no_grad()
-def test_the_certificate_covers_ids_and_text() -> None:
+def test_the_certificate_covers_ids_and_text():
     model, ids = llama("sdpa"), random_ids()
     seen = regard.capture(model, inputs=(ids,))
     seen.tokens = [[f"t{i}" for i in ids[0].tolist()]]  # there was none
@@ -338,7 +334,7 @@ def test_the_certificate_covers_ids_and_text() -> None:
 
 
 @torch.no_grad()
-def test_a_stored_capture_without_its_fingerprint_is_not_certified(tmp_path: Any) -> None:
+def test_a_stored_capture_without_its_fingerprint_is_not_certified(tmp_path):
     regard.capture(llama("sdpa"), inputs=(random_ids(),)).save(tmp_path)
     assert regard.load(tmp_path).certificate.certified
     described = json.loads((tmp_path / "capture.json").read_text())
@@ -348,7 +344,7 @@ def test_a_stored_capture_without_its_fingerprint_is_not_certified(tmp_path: Any
 
 
 @torch.no_grad()
-def test_a_capture_is_opened_once() -> None:
+def test_a_capture_is_opened_once():
     model = llama("sdpa")
     block = regard.capture(model)
     with block as seen:
@@ -362,16 +358,16 @@ def test_a_capture_is_opened_once() -> None:
 class Towers(nn.Module):
     """Two encoders, each for a text of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.towers = nn.ModuleList([Encoder(), Encoder()])
 
-    def forward(self, ids: Tensor, tower: int) -> Tensor:
+    def forward(self, ids, tower):
         return self.towers[tower](ids)
 
 
 @torch.no_grad()
-def test_layers_that_read_other_texts_are_other_passes() -> None:
+def test_layers_that_read_other_texts_are_other_passes():
     model, first, second = Towers().eval(), random_ids(), random_ids()
     with regard.capture(model) as seen:
         model(first, 0)
@@ -390,7 +386,7 @@ def test_layers_that_read_other_texts_are_other_passes() -> None:
 
 
 @torch.no_grad()
-def test_steps_of_two_caches_are_passes_with_all_their_layers() -> None:
+def test_steps_of_two_caches_are_passes_with_all_their_layers():
     from transformers import DynamicCache
 
     model, ids = llama("sdpa").eval(), random_ids()
@@ -408,7 +404,7 @@ def test_steps_of_two_caches_are_passes_with_all_their_layers() -> None:
 
 
 @torch.no_grad()
-def test_a_step_never_continues_a_text_that_differs_in_one_token() -> None:
+def test_a_step_never_continues_a_text_that_differs_in_one_token():
     from transformers import DynamicCache
 
     model, ids = llama("sdpa").eval(), random_ids(200)
@@ -427,17 +423,17 @@ def test_a_step_never_continues_a_text_that_differs_in_one_token() -> None:
 class TwoTexts(nn.Module):
     """Two models in one, each with a text of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = llama("sdpa"), llama("sdpa")
 
-    def forward(self, x: Tensor, y: Tensor) -> None:
+    def forward(self, x, y):
         self.first(x)
         self.second(y)
 
 
 @torch.no_grad()
-def test_the_second_text_of_a_forward_pass_is_not_certified_as_the_first() -> None:
+def test_the_second_text_of_a_forward_pass_is_not_certified_as_the_first():
     model, x, y = TwoTexts(), random_ids(), random_ids()
     seen = regard.capture(model, inputs=(x, y))
     assert torch.equal(seen.ids, x)
@@ -450,23 +446,23 @@ def test_the_second_text_of_a_forward_pass_is_not_certified_as_the_first() -> No
 class Cropping(nn.Module):
     """Hands the end of a text to the model inside it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = llama("sdpa")
 
-    def forward(self, ids: Tensor) -> Any:
+    def forward(self, ids):
         return self.inner(ids[:, -5:])
 
 
 @torch.no_grad()
-def test_the_text_is_the_one_that_the_model_inside_reads() -> None:
+def test_the_text_is_the_one_that_the_model_inside_reads():
     ids = random_ids(9)
     seen = regard.capture(Cropping(), inputs=(ids,))
     assert torch.equal(seen.ids, ids[:, -5:])
     assert seen.certificate.certified
 
 
-def test_a_block_in_which_the_model_does_not_run_raises() -> None:
+def test_a_block_in_which_the_model_does_not_run_raises():
     model = llama("sdpa")
     others = {"none": lambda: None, "a copy": lambda: copy.deepcopy(model)(random_ids())}
     for name, run in others.items():
@@ -483,18 +479,18 @@ def test_a_block_in_which_the_model_does_not_run_raises() -> None:
 class CompiledMethod(nn.Module):
     """Attention in a method that is compiled by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attend = torch.compile(self._attend, backend="eager")
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attend(self, x):
         return nn.functional.scaled_dot_product_attention(x, x, x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.attend(x)
 
 
-def test_attention_that_compiled_code_hides_is_said_to_be_compiled() -> None:
+def test_attention_that_compiled_code_hides_is_said_to_be_compiled():
     model, x = nn.Sequential(CompiledMethod()), torch.randn(1, 2, 5, 8)
     model(x)  # compiled outside of any capture
     with pytest.raises(RuntimeError, match=r"Sequential ran, but 0\.attend is compiled"):

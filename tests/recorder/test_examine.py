@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from tests import strategies, truth
 
 
 @given(n=strategies.sizes(12), pick=st.data(), seed=st.integers(0, 2**20))
-def test_the_right_output_is_certified_and_another_is_not(n: Any, pick: Any, seed: int) -> None:
+def test_the_right_output_is_certified_and_another_is_not(n, pick, seed):
     drawn = pick.draw(strategies.masks(n))
     x = strategies.tensors(n, seed, torch.float64)
     sinks = x.sinks if pick.draw(st.booleans()) else None
@@ -41,7 +40,7 @@ def test_the_right_output_is_certified_and_another_is_not(n: Any, pick: Any, see
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_a_wrong_lse_is_not_certified(sinks: bool) -> None:
+def test_a_wrong_lse_is_not_certified(sinks):
     q, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
     options = {"mask": regard.causal, "sinks": torch.randn(2) if sinks else None}
     output, lse = regard.attend(q, q, v, return_lse=True, **options)
@@ -52,7 +51,7 @@ def test_a_wrong_lse_is_not_certified(sinks: bool) -> None:
     assert wrong.row_sums > 0.1
 
 
-def test_the_tolerance_is_that_of_the_values_that_are_seen() -> None:
+def test_the_tolerance_is_that_of_the_values_that_are_seen():
     """A hidden key's value, however large, makes no room for an error; nor does the range of float16."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 40, 8)
@@ -69,7 +68,7 @@ def test_the_tolerance_is_that_of_the_values_that_are_seen() -> None:
     assert not regard.certify(weights[:, :, :39].flip(1), small, output).certified
 
 
-def test_joined_evidence_keeps_what_is_wrong_with_either_part() -> None:
+def test_joined_evidence_keeps_what_is_wrong_with_either_part():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 8, 4)
     m, output = regard.attention_map(q, k), regard.attend(q, k, v)
@@ -92,9 +91,7 @@ def test_joined_evidence_keeps_what_is_wrong_with_either_part() -> None:
 )
 @pytest.mark.parametrize(("G", "T"), [(4, 640), (2, 300), (1, 640)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_by_blocks_of_keys_are_the_products_of_whole_rows(
-    mask: regard.Mask, G: int, T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_by_blocks_of_keys_are_the_products_of_whole_rows(mask, G, T, dtype, monkeypatch):
     monkeypatch.setitem(row_products.BLOCK_BYTES, "cpu", 1 << 17)
     monkeypatch.setattr(row_products, "KEYS_OF_SUM", 48)  # which does not divide the number of keys
     draw = torch.Generator().manual_seed(3)
@@ -111,7 +108,7 @@ def test_rows_by_blocks_of_keys_are_the_products_of_whole_rows(
         torch.testing.assert_close(products.sizes, sizes, rtol=rounding, atol=1e-4)
 
 
-def test_calls_of_equal_sizes_are_judged_as_each_is_alone() -> None:
+def test_calls_of_equal_sizes_are_judged_as_each_is_alone():
     """Layers are compared in one batch; a wrong one does not spoil the others, nor hide among them."""
     calls = []
     for seed in range(5):
@@ -131,7 +128,7 @@ def test_calls_of_equal_sizes_are_judged_as_each_is_alone() -> None:
 
 
 @pytest.mark.parametrize("softly_masked_rows", [False, True])
-def test_nan_in_values_that_no_row_sees_is_no_fault(softly_masked_rows: bool) -> None:
+def test_nan_in_values_that_no_row_sees_is_no_fault(softly_masked_rows):
     q, k = torch.randn(2, 1, 2, 5, 8).unbind()
     m = regard.attention_map(q, k, mask=regard.padding(torch.zeros(1, 5, dtype=torch.bool)))
     v = torch.full((1, 2, 5, 8), torch.nan)

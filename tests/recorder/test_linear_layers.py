@@ -1,32 +1,17 @@
 """Capture of linear layers in a model of plain PyTorch: certificates, generation, planted faults, files."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import regard
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.certificates import linear_certificate
-from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.certificates.linear_certificate import examine_linear
 
 
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = True,
-) -> tuple[Tensor, Tensor]:
+def chunk_gated_delta_rule(q, k, v, g, beta, initial_state=None, use_qk_l2norm_in_kernel=True):
     """The gated delta rule, token by token, under the name by which libraries call it."""
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
@@ -44,13 +29,13 @@ def chunk_gated_delta_rule(
 class DeltaNet(nn.Module):
     """A gated delta rule with two key heads for four heads, and a state that it keeps."""
 
-    def __init__(self, fault: Callable[..., Any] | None = None) -> None:
+    def __init__(self, fault=None):
         super().__init__()
         self.qk, self.v, self.gates = nn.Linear(16, 2 * 2 * 8), nn.Linear(16, 4 * 8), nn.Linear(16, 8)
         self.out = nn.Linear(32, 16)
-        self.state: Tensor | None = None
+        self.state = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k = (y.unflatten(-1, (2, 8)).repeat_interleave(2, 2) for y in self.qk(x).chunk(2, -1))
         a, b = self.gates(x).chunk(2, -1)
         v = self.v(x).unflatten(-1, (4, 8))
@@ -59,29 +44,29 @@ class DeltaNet(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
 class Hybrid(nn.Module):
-    def __init__(self, kinds: tuple[type[nn.Module], ...] = (DeltaNet, Attention, DeltaNet)) -> None:
+    def __init__(self, kinds=(DeltaNet, Attention, DeltaNet)):
         super().__init__()
         self.embedding = nn.Embedding(20, 16)
         self.layers = nn.ModuleList(nn.ModuleDict({"mixer": kind()}) for kind in kinds)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.embedding(ids)
         for layer in self.layers:
             x = x + layer["mixer"](x)
         return x
 
 
-def model(*kinds: type[nn.Module]) -> Hybrid:
+def model(*kinds):
     torch.manual_seed(0)
     return Hybrid(kinds or (DeltaNet, Attention, DeltaNet)).eval()
 
@@ -89,14 +74,14 @@ def model(*kinds: type[nn.Module]) -> Hybrid:
 IDS = torch.arange(40)[None] % 20
 
 
-def forget(hybrid: Hybrid) -> Hybrid:
+def forget(hybrid):
     for module in hybrid.modules():
         if isinstance(module, DeltaNet):
             module.state = None
     return hybrid
 
 
-def test_every_layer_of_a_hybrid_is_certified_under_its_number() -> None:
+def test_every_layer_of_a_hybrid_is_certified_under_its_number():
     hybrid = model()
     plain = forget(hybrid)(IDS)
     with torch.no_grad(), regard.capture(forget(hybrid)) as seen:
@@ -111,17 +96,16 @@ def test_every_layer_of_a_hybrid_is_certified_under_its_number() -> None:
     assert "gated delta rule" in str(seen.certificate[0])
 
 
-def test_the_map_times_the_values_is_the_output() -> None:
+def test_the_map_times_the_values_is_the_output():
     hybrid, outputs = model(DeltaNet), []
     hook = hybrid.layers[0]["mixer"].out.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
     seen = regard.capture(hybrid, inputs=(IDS,), values=True)
     hook.remove()
     values = seen.layer(0).values
-    assert values is not None
     assert torch.allclose((seen[0] @ values).transpose(1, 2).flatten(2), outputs[0], atol=1e-6)
 
 
-def test_tokens_that_follow_a_state_are_joined_to_one_map() -> None:
+def test_tokens_that_follow_a_state_are_joined_to_one_map():
     hybrid = model(DeltaNet)
     whole = regard.capture(hybrid, inputs=(IDS,), values=True)
     with torch.no_grad(), regard.capture(forget(hybrid), values=True) as seen:
@@ -132,7 +116,7 @@ def test_tokens_that_follow_a_state_are_joined_to_one_map() -> None:
     assert torch.allclose(seen[0].to_dense(), whole[0].to_dense(), atol=1e-6)
 
 
-def test_a_state_from_before_the_capture_is_a_problem() -> None:
+def test_a_state_from_before_the_capture_is_a_problem():
     hybrid = model(DeltaNet)
     hybrid(IDS[:, :30])
     with torch.no_grad(), regard.capture(hybrid) as seen:
@@ -140,7 +124,7 @@ def test_a_state_from_before_the_capture_is_a_problem() -> None:
     assert "earlier tokens" in str(seen.certificate[0].problem)
 
 
-FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
+FAULTS = {
     "a decay off by a thousandth": lambda x: x.update(decay=x["decay"] * 1.001),
     "decays one token late": lambda x: x.update(decay=x["decay"].roll(1, 2)),
     "a β off by a thousandth": lambda x: x.update(beta=x["beta"] * 1.001),
@@ -158,9 +142,7 @@ class DeltaCase:
     `inputs` are rounded from tensors of `dtype`, and `decay` says how fast the layer forgets.
     """
 
-    def __init__(
-        self, T: int = 50, decay: float = 1.0, dtype: torch.dtype = torch.float32, normed: bool = True
-    ) -> None:
+    def __init__(self, T=50, decay=1.0, dtype=torch.float32, normed=True):
         torch.manual_seed(0)
         q, k, v = (torch.randn(1, T, 2, 8, dtype=dtype) for _ in range(3))
         g, beta = -decay * torch.rand(1, T, 2), torch.rand(1, T, 2)
@@ -168,17 +150,17 @@ class DeltaCase:
             q.float(), k.float(), v.float(), g, beta, use_qk_l2norm_in_kernel=normed
         )
         tensors = {"q": q, "k": k, "decay": g, "beta": beta}
-        self.inputs: dict[str, Any] = {name: x.transpose(1, 2) for name, x in tensors.items()}
+        self.inputs = {name: x.transpose(1, 2) for name, x in tensors.items()}
         self.inputs |= {"delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6 if normed else None}
         self.values, self.output = v.transpose(1, 2), output.to(dtype).transpose(1, 2)
 
-    def examine(self, **states: Tensor) -> Evidence:
+    def examine(self, **states):
         m = regard.maps.linear_attention_map(**self.inputs)
         return examine_linear(m, self.values, self.output, **states)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_not_certified(fault: str) -> None:
+def test_planted_faults_are_not_certified(fault):
     case = DeltaCase()
     right = case.examine(final_state=case.state)
     assert right.certified, right
@@ -193,16 +175,14 @@ def test_planted_faults_are_not_certified(fault: str) -> None:
     ids=["fast", "float64"],
 )
 @pytest.mark.parametrize("fault", ["beta", "scale"])
-def test_a_fault_shows_however_fast_a_layer_forgets_and_in_inputs_of_float64(
-    fault: str, options: dict[str, Any]
-) -> None:
+def test_a_fault_shows_however_fast_a_layer_forgets_and_in_inputs_of_float64(fault, options):
     case = DeltaCase(**options)
     assert case.examine().certified
     case.inputs[fault] = case.inputs[fault] * (1 + 2e-4)
     assert not case.examine().certified
 
 
-def test_a_wrong_state_or_output_is_not_certified() -> None:
+def test_a_wrong_state_or_output_is_not_certified():
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 50, 8) for _ in range(3))
     m = regard.maps.linear_attention_map(q, k, decay=-torch.rand(1, 2, 50))
@@ -216,7 +196,7 @@ def test_a_wrong_state_or_output_is_not_certified() -> None:
     assert not examine_linear(m, v, output * torch.nan).certified
 
 
-def test_every_head_counts_and_none_behind_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_head_counts_and_none_behind_a_closed_gate(monkeypatch):
     monkeypatch.setattr(linear_certificate, "HEAD_NUMBERS", {"cpu": 1, "cuda": 1})  # one head at a time
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 3, 20, 8)
@@ -234,7 +214,7 @@ def test_every_head_counts_and_none_behind_a_closed_gate(monkeypatch: pytest.Mon
     assert "its gate is 0" in str(evidence)
 
 
-def test_a_mixed_capture_has_scores_files_and_a_page(tmp_path: Path) -> None:
+def test_a_mixed_capture_has_scores_files_and_a_page(tmp_path):
     seen = regard.capture(model(), inputs=(IDS,))
     table = seen.heads()
     assert len(table) == 4 + 2 + 4
@@ -254,7 +234,7 @@ def test_a_mixed_capture_has_scores_files_and_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_step_in_half_precision_is_certified_and_a_wrong_state_is_not(dtype: torch.dtype) -> None:
+def test_a_step_in_half_precision_is_certified_and_a_wrong_state_is_not(dtype):
     """Transformers' step of Mamba-2 multiplies key, time step and value in half precision."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 1, 16).to(dtype) for _ in range(3))

@@ -1,9 +1,5 @@
 """Models whose layers stay on disk until they run, as `device_map` of Transformers places them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 
-def test_layers_offloaded_to_disk_are_captured_and_certified(tmp_path: Path) -> None:
+def test_layers_offloaded_to_disk_are_captured_and_certified(tmp_path):
     whole = small_llama(num_hidden_layers=4)
     ids = torch.randint(0, 64, (1, 40))
     expected = regard.capture(whole, inputs={"input_ids": ids})

@@ -1,12 +1,10 @@
 """Next-token predictions: those of a dense float64 softmax, whatever the chunks and the padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
@@ -14,12 +12,12 @@ from regard.recorder.tokens_of_maps import predictions as module
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 
 
-def dense(logits: Tensor) -> Tensor:
+def dense(logits):
     return logits.double().log_softmax(-1)
 
 
 @given(st.data())
-def test_they_are_those_of_a_dense_softmax(data: st.DataObject) -> None:
+def test_they_are_those_of_a_dense_softmax(data):
     B, T, V = (data.draw(st.integers(1, most)) for most in (3, 9, 30))
     torch.manual_seed(data.draw(st.integers(0, 99)))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
@@ -40,7 +38,7 @@ def test_they_are_those_of_a_dense_softmax(data: st.DataObject) -> None:
         torch.testing.assert_close(found.loss.double(), -following[..., 0].mean(-1), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_padding_is_no_prediction() -> None:
+def test_what_is_padding_is_no_prediction():
     logits, ids = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]])
     found = predictions_from(logits, ids, attention_mask=mask)
@@ -50,13 +48,13 @@ def test_what_is_padding_is_no_prediction() -> None:
     assert found.loss[1].item() == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
-def test_a_capture_keeps_them_from_its_own_pass() -> None:
+def test_a_capture_keeps_them_from_its_own_pass():
     torch.manual_seed(0)
     model = GPT(Config(vocab_size=64, context_length=32, num_layers=2, num_heads=4, d_model=16)).eval()
     ids = torch.randint(0, 64, (2, 9))
     passes = 0
 
-    def count(*_: object) -> None:
+    def count(*_):
         nonlocal passes
         passes += 1
 
@@ -64,7 +62,6 @@ def test_a_capture_keeps_them_from_its_own_pass() -> None:
     seen = regard.capture(model, inputs=(ids,), predictions=True)
     hook.remove()
     assert passes == 1
-    assert seen.predictions is not None
     expected = predictions_from(model(ids), ids)
     torch.testing.assert_close(seen.predictions.losses, expected.losses)
     assert torch.equal(seen.predictions.ranks, expected.ranks)
@@ -74,15 +71,15 @@ def test_a_capture_keeps_them_from_its_own_pass() -> None:
 class Vectors(nn.Module):
     """A model whose output is no logits of its tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.model = GPT(Config(vocab_size=64, context_length=32, num_layers=1, num_heads=2, d_model=8))
 
-    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids):
         return {"states": self.model(input_ids)}
 
 
-def test_a_model_without_logits_and_a_block_are_refused_in_a_sentence() -> None:
+def test_a_model_without_logits_and_a_block_are_refused_in_a_sentence():
     ids = torch.zeros(1, 4, dtype=torch.long)
     with pytest.raises(ValueError, match=r"predictions: expected a language model.*without predictions=True"):
         regard.capture(Vectors(), inputs=(ids,), predictions=True)

@@ -1,10 +1,6 @@
 """What a capture keeps, known before: sizes to the byte, budgets kept, too much refused with a way out."""
 
-from __future__ import annotations
-
 import gc
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +14,11 @@ from regard.recorder import sizes, summary, waiting_call
 from regard.recorder.storage import stores
 from regard.recorder.storage.capture_folder import StoredLayer
 from regard.recorder.summary import LayerSummary, summarise
+from tests.against.test_capture_families import BOTH, DECODERS, ENCODERS, build
 from tests.sampling import examples
 
 
-def a_gpt(**changes: Any) -> GPT:
+def a_gpt(**changes):
     options = dict(vocab_size=32, context_length=256, num_layers=4, num_heads=4, d_model=32, num_kv_heads=2)
     return GPT(Config(**(options | changes))).eval()
 
@@ -37,7 +34,7 @@ def a_gpt(**changes: Any) -> GPT:
     values=st.booleans(),
     store=st.sampled_from(["maps", "maps", "statistics"]),
 )
-def test_the_size_is_known_to_the_byte(kv: int, B: int, T: int, **options: Any) -> None:
+def test_the_size_is_known_to_the_byte(kv, B, T, **options):
     model = a_gpt(num_kv_heads=kv)
     size = regard.capture_size(model, T, batch=B, **options)
     seen = regard.capture(model, inputs={"input_ids": torch.randint(0, 32, (B, T))}, **options)
@@ -46,7 +43,7 @@ def test_the_size_is_known_to_the_byte(kv: int, B: int, T: int, **options: Any) 
     assert size == regard.capture_size(model.config, T, batch=B, **options)
 
 
-def test_what_would_be_smaller_is_as_printed() -> None:
+def test_what_would_be_smaller_is_as_printed():
     model = a_gpt(num_layers=2)
     size = regard.capture_size(model, 100)
     ids = torch.randint(0, 32, (1, 100))
@@ -66,14 +63,14 @@ def test_what_would_be_smaller_is_as_printed() -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"add_bias_kv": True}, {"add_bias_kv": True, "add_zero_attn": True}])
-def test_attention_of_pytorch(extra: dict[str, bool]) -> None:
+def test_attention_of_pytorch(extra):
     module = nn.MultiheadAttention(16, 4, **extra)
     with regard.capture(module) as seen:
         module(*[torch.randn(7, 2, 16)] * 3)
     assert seen.nbytes == regard.capture_size(module, 7, batch=2)
 
 
-def test_encoder_and_decoder_of_different_lengths() -> None:
+def test_encoder_and_decoder_of_different_lengths():
     model = nn.Transformer(16, 4, 2, 1, 32, batch_first=True).eval()
     with regard.capture(model) as seen:
         model(torch.randn(2, 7, 16), torch.randn(2, 5, 16))
@@ -87,51 +84,25 @@ def test_encoder_and_decoder_of_different_lengths() -> None:
     }
 
 
-def families() -> dict[str, Any]:
-    tr = pytest.importorskip("transformers")
-    plain = dict(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
-    )
-    grouped = plain | dict(num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    wide = grouped | dict(head_dim=16)
-    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, vocab_size=64)
-    bart = ends | dict(d_model=32, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=64, decoder_ffn_dim=64)
-    falcon = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-    return {
-        "gpt2": (tr.GPT2Model, tr.GPT2Config(n_embd=32, n_layer=2, n_head=4, **ends)),
-        "llama": (tr.LlamaModel, tr.LlamaConfig(**grouped)),
-        "mistral": (tr.MistralModel, tr.MistralConfig(**grouped, sliding_window=4)),
-        "qwen3": (tr.Qwen3Model, tr.Qwen3Config(**wide)),
-        "gemma3": (tr.Gemma3TextModel, tr.Gemma3TextConfig(**wide, sliding_window=4)),
-        "phi3": (tr.Phi3Model, tr.Phi3Config(**grouped)),
-        "falcon": (tr.FalconModel, tr.FalconConfig(**falcon)),
-        "falcon 40b": (
-            tr.FalconModel,
-            tr.FalconConfig(**falcon, num_kv_heads=2, new_decoder_architecture=True),
-        ),
-        "bert": (tr.BertModel, tr.BertConfig(**plain)),
-        "distilbert": (tr.DistilBertModel, tr.DistilBertConfig(vocab_size=64, dim=32, n_layers=2, n_heads=4)),
-        "t5": (tr.T5Model, tr.T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=4, **ends)),
-        "bart": (tr.BartModel, tr.BartConfig(encoder_attention_heads=4, decoder_attention_heads=2, **bart)),
-    }
+FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "gemma 3", "phi-3", "falcon", "falcon, new")
+FAMILIES += ("bert", "distilbert", "t5", "bart")
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", list(families()))
-def test_transformers_models_and_their_configurations(name: str) -> None:
-    kind, config = families()[name]
-    model = kind(config).eval()
-    tokens: Any = (9, 5) if config.is_encoder_decoder else 9
+@pytest.mark.usefixtures("quiet_transformers")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_transformers_models_and_their_configurations(name):
+    model = build(*(DECODERS | ENCODERS | BOTH)[name])
+    is_both = model.config.is_encoder_decoder
     inputs = {"input_ids": torch.randint(3, 60, (2, 9))}
-    if config.is_encoder_decoder:
+    if is_both:
         inputs["decoder_input_ids"] = torch.randint(3, 60, (2, 5))
     seen = regard.capture(model, inputs=inputs)
-    for thing in (model, config):
-        size = regard.capture_size(thing, tokens, batch=2)
+    for thing in (model, model.config):
+        size = regard.capture_size(thing, (9, 5) if is_both else 9, batch=2)
         assert {layer.key: layer.nbytes for layer in seen.layers} == size.layers
 
 
-def test_keys_that_are_made_for_every_head() -> None:
+def test_keys_that_are_made_for_every_head():
     class Deep:
         hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads = 64, 1, 4, 4
         qk_nope_head_dim, qk_rope_head_dim, v_head_dim = 8, 4, 16
@@ -140,7 +111,7 @@ def test_keys_that_are_made_for_every_head() -> None:
     assert regard.capture_size(Deep(), 10, values=True) == 4 * (2 * 10 * 4 * 12 + 4 * 10 + 10 * 4 * 16)
 
 
-def test_what_it_cannot_know() -> None:
+def test_what_it_cannot_know():
     with pytest.raises(
         ValueError, match="expected attention that capture recognises, or a configuration, got Linear"
     ):
@@ -168,11 +139,11 @@ def test_what_it_cannot_know() -> None:
         ("77 b", 77),
     ],
 )
-def test_bytes_as_people_write_them(given: Any, bytes: int) -> None:
+def test_bytes_as_people_write_them(given, bytes):
     assert sizes.parse_bytes("budget", given) == bytes
 
 
-def test_a_budget_is_kept_and_the_rest_lies_on_disk() -> None:
+def test_a_budget_is_kept_and_the_rest_lies_on_disk():
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
     whole = regard.capture(model, inputs={"input_ids": ids})
     each = whole.layers[0].nbytes
@@ -189,7 +160,7 @@ def test_a_budget_is_kept_and_the_rest_lies_on_disk() -> None:
     assert not folder.exists()
 
 
-def test_a_budget_under_generate() -> None:
+def test_a_budget_under_generate():
     model, prompt = a_gpt(), torch.randint(0, 32, (1, 30))
     with regard.capture(model) as whole:
         model.generate(prompt, max_new_tokens=8)
@@ -201,9 +172,9 @@ def test_a_budget_under_generate() -> None:
         assert torch.equal(a.to_dense(), b.to_dense())
 
 
-def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
+def test_to_a_folder_as_layers_run(tmp_path):
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
-    there: list[int] = []
+    there = []
     model.blocks[3].register_forward_pre_hook(lambda *_: there.append(len(list(tmp_path.glob("layer-*")))))
     with torch.no_grad(), regard.capture(model, folder=tmp_path) as seen:
         model(ids)
@@ -222,7 +193,7 @@ def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path: Path) -> None:
+def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path):
     model, ids = a_gpt(), torch.randint(0, 32, (1, 20))
     regard.capture(model, inputs={"input_ids": ids}, folder=tmp_path)
     with pytest.raises(ZeroDivisionError) as error:
@@ -234,13 +205,13 @@ def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path: Path) -
     assert error is not None
 
 
-def fails(model: GPT, folder: Path) -> None:
+def fails(model, folder):
     with torch.no_grad(), regard.capture(model, folder=folder):
         model(torch.randint(0, 32, (1, 9)))
         raise ZeroDivisionError
 
 
-def test_statistics_only(tmp_path: Path) -> None:
+def test_statistics_only(tmp_path):
     model, ids = a_gpt(), torch.randint(0, 32, (2, 50))
     whole = regard.capture(model, inputs={"input_ids": ids})
     for options in ({}, {"folder": tmp_path}, {"budget": 10}):
@@ -259,11 +230,11 @@ def test_statistics_only(tmp_path: Path) -> None:
         regard.capture(model, store="all")
 
 
-def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_batches(monkeypatch):
     """A list that gets the number of texts of every map that is summarised from now on."""
-    found: list[int] = []
+    found = []
 
-    def counted(m: regard.AttentionMap) -> LayerSummary:
+    def counted(m):
         found.append(m.matrix[0])
         return summarise(m)
 
@@ -272,9 +243,7 @@ def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("limit", "batches"), [(1 << 26, [4]), (0, [1, 1, 1, 1]), (30_000, [2, 2])])
-def test_statistics_wait_for_the_forward_pass_in_little_memory(
-    limit: int, batches: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_statistics_wait_for_the_forward_pass_in_little_memory(limit, batches, monkeypatch, tmp_path):
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
     whole = regard.capture(model, inputs=ids)
     monkeypatch.setitem(waiting_call.WAITING_BYTES, "cpu", limit * waiting_call.SUMMARY_SHARE)
@@ -291,12 +260,12 @@ def test_statistics_wait_for_the_forward_pass_in_little_memory(
             assert a.untyped_storage().nbytes() <= layer.nbytes  # and no other layer's
 
 
-def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch):
     model, ids = a_gpt(), torch.randint(0, 32, (1, 100))
     size = regard.capture_size(model, 100)
     monkeypatch.setattr(stores, "SMALL", 0)
     monkeypatch.setattr(stores, "free_memory", lambda device: size // 2)
-    ran: list[int] = []
+    ran = []
     model.blocks[1].register_forward_pre_hook(lambda *_: ran.append(1))
     for kind in (ValueError, MemoryError):
         with pytest.raises(kind, match="this capture would take") as refused:

@@ -1,17 +1,15 @@
 """`capture(text=[A, B])`: texts are padded for every tokenizer, and each is read as it is alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import regard
 from tests.recorder.text_models import LEFT, LENGTHS, MODELS, TEXTS, TOKENIZERS, made, words
 from tests.sampling import combine
 
 
-def alone(weights: Tensor, is_token: Tensor | None, *, self_attention: bool) -> Tensor:
+def alone(weights, is_token, *, self_attention):
     """The weights (H, T, S) of one text of a batch, without its padding."""
     if is_token is None:
         return weights
@@ -21,11 +19,10 @@ def alone(weights: Tensor, is_token: Tensor | None, *, self_attention: bool) -> 
 
 
 @pytest.mark.parametrize(("name", "kind"), combine(MODELS, list(TOKENIZERS)))
-def test_each_text_of_a_batch_has_the_maps_that_it_has_alone(name: str, kind: str) -> None:
+def test_each_text_of_a_batch_has_the_maps_that_it_has_alone(name, kind):
     model, tokenizer = made(name), TOKENIZERS[kind]()
     together = regard.capture(model, text=TEXTS, tokenizer=tokenizer)
     assert together.certificate.certified
-    assert together.attention_mask is not None
     assert together.attention_mask.sum(1).tolist() == LENGTHS
     assert bool(together.attention_mask[:, -1].all()) == (name in LEFT)
     assert bool(together.attention_mask[:, 0].all()) == (name not in LEFT)
@@ -40,7 +37,7 @@ def test_each_text_of_a_batch_has_the_maps_that_it_has_alone(name: str, kind: st
             torch.testing.assert_close(weights, one[layer.key].to_dense()[0], atol=2e-6, rtol=0)
 
 
-def test_texts_of_one_length_need_no_padding() -> None:
+def test_texts_of_one_length_need_no_padding():
     seen = regard.capture(made("Llama"), text=["the cat", "a mat"], tokenizer=words())
     assert seen.attention_mask is None
     assert seen.tokens == [["the", "cat"], ["a", "mat"]]
@@ -49,16 +46,15 @@ def test_texts_of_one_length_need_no_padding() -> None:
 class TakesNoMask(nn.Module):
     """A model of its own making: it would read padding as if it were text."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding, self.attention = nn.Embedding(32, 16), regard.layers.Attention(16, 2)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        output: Tensor = self.attention(self.embedding(ids))
-        return output
+    def forward(self, ids):
+        return self.attention(self.embedding(ids))
 
 
-def test_what_cannot_be_padded_is_refused() -> None:
+def test_what_cannot_be_padded_is_refused():
     with pytest.raises(
         ValueError, match="TakesNoMask takes no attention_mask and would read padding as text"
     ):

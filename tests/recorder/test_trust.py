@@ -1,17 +1,11 @@
 """Attempts to have something false certified: each comes out uncertified, refused or named as missing."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard.recorder import Capture
 from tests.recorder.small_llama import small_llama as llama
 from tests.sampling import combine
 
@@ -22,17 +16,7 @@ from transformers.masking_utils import eager_mask
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
-def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, window=None, **kwargs):
     """Eager attention, as people write it; nothing of it goes through PyTorch's fused function."""
     group = query.shape[1] // key.shape[1]
     scores = query @ key.repeat_interleave(group, 1).mT * (scaling or 1.0)
@@ -45,57 +29,36 @@ def attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def changed(**changes: Any) -> Callable[..., Any]:
+def changed(**changes):
     """The same function, which takes some of its arguments for others."""
 
-    def function(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float = 1.0,
-        dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        taken: dict[str, Any] = {"attention_mask": attention_mask, "scaling": scaling}
+    def function(module, query, key, value, attention_mask, scaling=1.0, dropout=0.0, **kwargs):
+        taken = {"attention_mask": attention_mask, "scaling": scaling}
         taken |= {name: change(taken.get(name)) for name, change in changes.items()}
         return attention(module, query, key, value, **taken)
 
     return function
 
 
-def sparse(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    indices: Any = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+def sparse(module, query, key, value, attention_mask, indices=None, **kwargs):
     """Takes an argument that nobody knows, which happens to change nothing here."""
     return attention(module, query, key, value, attention_mask, **kwargs)
 
 
-def swapped(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+def swapped(*args, **kwargs):
     """Two heads change places."""
     output, _ = attention(*args, **kwargs)
     return output[:, :, [1, 0, 2, 3]], None
 
 
-def scaled_after(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-) -> tuple[Tensor, None]:
+def scaled_after(module, query, key, value, attention_mask, **kwargs):
     """Goes through PyTorch's attention, and does something to what that gives."""
     key, value = (x.repeat_interleave(2, 1) for x in (key, value))
     output = scaled_dot_product_attention(query, key, value, is_causal=True)
     return 1.01 * output.transpose(1, 2), None
 
 
-def run(
-    function: Callable[..., Any], ids: Tensor | None = None, verify: bool = False, **arguments: Any
-) -> Capture:
+def run(function, ids=None, verify=False, **arguments):
     """What is seen of a model whose attention is this function."""
     AttentionInterface.register("planted", function)
     AttentionMaskInterface.register("planted", eager_mask)
@@ -111,19 +74,19 @@ def run(
         del AttentionInterface._global_mapping["planted"], AttentionMaskInterface._global_mapping["planted"]
 
 
-def test_a_function_that_does_as_it_is_told_is_certified() -> None:
+def test_a_function_that_does_as_it_is_told_is_certified():
     seen = run(attention)
     assert seen.certificate.certified, str(seen.certificate)
     assert str(seen[0].mask) == "causal"
 
 
-def test_a_function_that_drops_its_mask_has_the_map_without_it() -> None:
+def test_a_function_that_drops_its_mask_has_the_map_without_it():
     seen = run(changed(attention_mask=lambda _: None))
     assert seen.certificate.certified, str(seen.certificate)
     assert str(seen[0].mask) == "full"
 
 
-PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
+PLANTED = {
     "a window": (changed(window=lambda _: 19), "off this layer's own attention output by"),
     "another scale": (
         changed(scaling=lambda scale: 1.01 * scale),
@@ -135,27 +98,27 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_a_function_does_otherwise_is_not_certified(planted: str) -> None:
+def test_what_a_function_does_otherwise_is_not_certified(planted):
     function, why = PLANTED[planted]
     seen = run(function)
     assert not any(found.certified for found in seen.certificate), str(seen.certificate)
     assert why in str(seen.certificate)
 
 
-def test_an_argument_that_nobody_knows_is_named() -> None:
+def test_an_argument_that_nobody_knows_is_named():
     assert run(sparse).certificate.certified  # it was not given
     seen = run(sparse, indices=torch.arange(4))
     assert not seen.certificate.certified
     assert "its function sparse received indices, whose meaning is not known here" in str(seen.certificate)
 
 
-def test_regards_own_attention_refuses_what_it_does_not_know() -> None:
+def test_regards_own_attention_refuses_what_it_does_not_know():
     model = llama("regard")
     with pytest.raises(ValueError, match='"regard": LlamaAttention passes indices, which is not supported'):
         model(torch.randint(0, 97, (1, 5)), indices=torch.arange(4))
 
 
-def test_values_that_say_nothing_of_weights() -> None:
+def test_values_that_say_nothing_of_weights():
     """With equal values every weight gives the same output, so that output proves nothing."""
     seen = run(attention, torch.full((1, 6), 7))
     assert "so similar that its output does not determine its weights" in str(seen.certificate[0])
@@ -165,7 +128,7 @@ def test_values_that_say_nothing_of_weights() -> None:
         assert regard.capture(model, inputs={"input_ids": torch.full((1, 6), 7)}).certificate.certified
 
 
-def test_rows_that_may_look_at_nothing_are_zeros_and_counted() -> None:
+def test_rows_that_may_look_at_nothing_are_zeros_and_counted():
     model, ids = llama("eager"), torch.randint(0, 97, (2, 8))
     real = torch.ones(2, 8, dtype=torch.long)
     real[0, :3] = 0
@@ -183,23 +146,23 @@ def test_rows_that_may_look_at_nothing_are_zeros_and_counted() -> None:
 class Recurrent(nn.Module):
     """A recurrent layer, as hybrids of attention and recurrence have them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.GRU(32, 32, batch_first=True)
 
-    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states, **_):
         return self.inner(hidden_states)[0], None
 
 
 class Silent(nn.Module):
     """Mixes tokens, and neither its name nor its code shows how."""
 
-    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states, **_):
         return hidden_states.cumsum(1), None
 
 
 @pytest.mark.parametrize("kind", [Recurrent, Silent])
-def test_a_layer_that_mixes_tokens_in_another_way_is_named(kind: type[nn.Module]) -> None:
+def test_a_layer_that_mixes_tokens_in_another_way_is_named(kind):
     model = llama()
     model.model.layers[0].self_attn = kind()
     with pytest.warns(UserWarning, match="1 module (that )?mixes tokens"):
@@ -219,13 +182,13 @@ def test_a_layer_that_mixes_tokens_in_another_way_is_named(kind: type[nn.Module]
         assert "1 missing" in repr(seen)
 
 
-def one_row_off(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+def one_row_off(*args, **kwargs):
     output, _ = attention(*args, **kwargs)
     output[:, 101] += 1.0
     return output, None
 
 
-def test_verify_compares_every_row_and_finds_what_a_sample_does_not() -> None:
+def test_verify_compares_every_row_and_finds_what_a_sample_does_not():
     ids = torch.randint(0, 97, (1, 200))
     seen = run(one_row_off, ids)
     assert seen.certificate[0].rows == 64
@@ -238,16 +201,16 @@ def test_verify_compares_every_row_and_finds_what_a_sample_does_not() -> None:
 class Head(nn.Module):
     """One head as tutorials write it, which neither PyTorch's function nor an interface computes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(32, 32, bias=False) for _ in range(3))
 
-    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states, **_):
         q, k, v = self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
         return (q @ k.mT * 32**-0.5).softmax(-1) @ v, None
 
 
-def test_attention_written_out_is_heard_though_its_stack_is_its_own() -> None:
+def test_attention_written_out_is_heard_though_its_stack_is_its_own():
     model = llama()
     model.model.norm = nn.Sequential(nn.Sequential(), Head())
     model.model.norm.forward = lambda x: model.model.norm[1](x)[0]
@@ -260,12 +223,12 @@ def test_attention_written_out_is_heard_though_its_stack_is_its_own() -> None:
 class Differential(nn.Module):
     """Two softmaxes of one module: from two projections, or from two halves of one tensor."""
 
-    def __init__(self, halves: str) -> None:
+    def __init__(self, halves):
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(16, n) for n in (32, 32, 16))
         self.halves = halves
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (f(x).unflatten(-1, (-1, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
         if self.halves == "contiguous":
             q, k = q.contiguous(), k.contiguous()
@@ -280,7 +243,7 @@ class Differential(nn.Module):
 
 
 @pytest.mark.parametrize("halves", ["views", "contiguous", "copies"])
-def test_two_softmaxes_of_one_module_are_two_maps(halves: str) -> None:
+def test_two_softmaxes_of_one_module_are_two_maps(halves):
     model, x = nn.Sequential(Differential(halves), Differential(halves)), torch.randn(2, 7, 16)
     with torch.no_grad(), regard.capture(model) as seen:
         model(x)
@@ -295,12 +258,12 @@ def test_two_softmaxes_of_one_module_are_two_maps(halves: str) -> None:
 class TextAndImage(nn.Module):
     """The same queries look at two sets of keys, one after the other, as adapters for images do."""
 
-    def forward(self, x: Tensor, text: Tensor, image: Tensor) -> Tensor:
+    def forward(self, x, text, image):
         q, *others = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (x, text, image))
         return sum(scaled_dot_product_attention(q, y, y) for y in others).transpose(1, 2).flatten(2)
 
 
-def test_two_sets_of_keys_are_two_maps() -> None:
+def test_two_sets_of_keys_are_two_maps():
     model = nn.Sequential(TextAndImage())
     x, text, image = (torch.randn(1, n, 16) for n in (5, 7, 9))
     with regard.capture(model) as seen:
@@ -310,19 +273,19 @@ def test_two_sets_of_keys_are_two_maps() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's, with and without capture
-def test_attention_over_tensors_that_cannot_be_read() -> None:
+def test_attention_over_tensors_that_cannot_be_read():
     """Inside `vmap` a tensor's numbers cannot be looked at: the model runs on, and the layer is named."""
 
     class Mapped(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.vmap(lambda y: scaled_dot_product_attention(y, y, y))(x)
 
     class TwoAttentions(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.mapped, self.plain = Mapped(), Differential("views")
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.mapped(x)[0, 0] + self.plain(x[0, 0])
 
     model, x = TwoAttentions(), torch.randn(2, 1, 2, 7, 16)
@@ -335,7 +298,7 @@ def test_attention_over_tensors_that_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize(("implementation", "size"), combine(["sdpa", "eager", "regard"], [1.0, 1e3, 1e6]))
-def test_weights_are_as_exact_as_eagers_at_any_score(implementation: str, size: float) -> None:
+def test_weights_are_as_exact_as_eagers_at_any_score(implementation, size):
     model, ids = llama(implementation), torch.randint(0, 97, (1, 40))
     with torch.no_grad():
         for layer in model.model.layers:
@@ -346,7 +309,7 @@ def test_weights_are_as_exact_as_eagers_at_any_score(implementation: str, size: 
         q, k = attention_map.q, attention_map.k.repeat_interleave(2, 1)
         hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
 
-        def weights(q: Tensor, k: Tensor, hidden: Tensor = hidden) -> Tensor:
+        def weights(q, k, hidden=hidden):
             return (q @ k.mT * 8**-0.5).masked_fill(hidden, -torch.inf).softmax(-1)
 
         exact = weights(q.double(), k.double())
@@ -360,7 +323,7 @@ def test_weights_are_as_exact_as_eagers_at_any_score(implementation: str, size: 
     assert max(allowed) < 1e-3  # whatever the scores
 
 
-def test_what_is_kept_is_what_is_compared() -> None:
+def test_what_is_kept_is_what_is_compared():
     """Queries and keys rounded to bfloat16 give other weights, by a hundredth here."""
     model, ids = llama("eager"), torch.randint(0, 97, (1, 30))
     with torch.no_grad():
@@ -376,27 +339,27 @@ def test_what_is_kept_is_what_is_compared() -> None:
 class OwnAttention(nn.Module):
     """Holds the function in an attribute, where no name can be replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.function = scaled_dot_product_attention
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.function(x, x, x)
 
 
 class Scan(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x.cumsum(-2)
 
 
 class Exponential(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         scores = (x @ x.mT).exp()
         return scores / scores.sum(-1, keepdim=True) @ x
 
 
 @pytest.mark.parametrize("kind", [Scan, Exponential])
-def test_siblings_of_another_class_are_looked_at(kind: type[nn.Module]) -> None:
+def test_siblings_of_another_class_are_looked_at(kind):
     model, x = nn.Sequential(OwnAttention(), kind(), nn.ReLU(), nn.Linear(8, 8)), torch.randn(1, 2, 6, 8)
     with (
         pytest.warns(UserWarning, match=rf"is missing: {kind.__name__} \(1\)"),
@@ -409,11 +372,11 @@ def test_siblings_of_another_class_are_looked_at(kind: type[nn.Module]) -> None:
 class Around(nn.Module):
     """Calls PyTorch's attention, and a part of its own beside it, whose output it does not use."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part):
         super().__init__()
         self.part = part
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.part(x[0])
         return scaled_dot_product_attention(x * 1.5, x + 1.0, x)
 
@@ -423,7 +386,7 @@ class ExponentialAttention(Exponential):
 
 
 @pytest.mark.parametrize("kind", [lambda: nn.GRU(8, 8), ExponentialAttention])
-def test_what_stands_inside_a_module_beside_its_attention_is_named(kind: Callable[[], nn.Module]) -> None:
+def test_what_stands_inside_a_module_beside_its_attention_is_named(kind):
     part = kind()
     with pytest.warns(UserWarning, match="tokens"):
         seen = regard.capture(Around(part), inputs=(torch.randn(1, 2, 6, 8),))

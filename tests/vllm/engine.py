@@ -3,13 +3,8 @@
 Import this before `vllm`: the environment has to be set first.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, where faults can be planted
@@ -28,9 +23,9 @@ WORKER = "regard.vllm.Worker"
 
 
 @contextmanager
-def engine(model: Path, **options: Any) -> Iterator[LLM]:
+def engine(model, **options):
     """An engine that reads prompts in chunks of 64 tokens, in float32, stopped at the end of the block."""
-    defaults: dict[str, Any] = {
+    defaults = {
         "skip_tokenizer_init": not (model / "tokenizer.json").exists(),
         "dtype": "float32",
         "enforce_eager": True,
@@ -49,14 +44,12 @@ def engine(model: Path, **options: Any) -> Iterator[LLM]:
         cleanup_dist_env_and_memory()
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
+def prompt(length, seed=0):
     """Random tokens."""
     return torch.randint(3, 512, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def generate(
-    llm: LLM, prompts: Sequence[list[int]], tokens: int = 6, cached: bool = False
-) -> list[list[int]]:
+def generate(llm, prompts, tokens=6, cached=False):
     """Each prompt with the tokens that follow; `cached` says whether cached prefixes are used."""
     how = SamplingParams(
         max_tokens=tokens,
@@ -69,14 +62,7 @@ def generate(
     return [[*x, *y.outputs[0].token_ids] for x, y in zip(prompts, outputs, strict=True)]
 
 
-def captured(
-    llm: LLM,
-    folder: Path,
-    prompts: Sequence[list[int]],
-    tokens: int = 6,
-    cached: bool = False,
-    **options: Any,
-) -> tuple[list[list[int]], list[dict[str, Any]]]:
+def captured(llm, folder, prompts, tokens=6, cached=False, **options):
     """Generate under capture: the tokens, and what `stop` says of each request."""
     llm.collective_rpc("start", args=(str(folder),), kwargs=options)
     texts = generate(llm, prompts, tokens, cached)

@@ -6,7 +6,7 @@ Run by `make test-vllm`, in an environment that has vLLM.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -27,11 +27,8 @@ class SavedModel(NamedTuple):
     reference: torch.nn.Module
 
 
-Models = dict[str, SavedModel]
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tmp_path_factory):
     """The models, by family."""
     folders = {
         family: tmp_path_factory.mktemp(family) for family in ("llama", "gemma2", "gpt_oss", "mistral")
@@ -39,9 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return {family: SavedModel(folder, save_model(family, folder)) for family, folder in folders.items()}
 
 
-def assert_equals_transformers(
-    request: dict[str, Any], model: torch.nn.Module, text: list[int], first: int = 0
-) -> None:
+def assert_equals_transformers(request, model, text, first=0):
     """A request is certified and has the maps that Transformers' model has, from row `first` on."""
     seen = regard.load(request["folder"])
     ids = torch.tensor([text[:-1]])
@@ -57,7 +52,7 @@ def assert_equals_transformers(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_prefix_hits_begin_the_map_later(family: str, models: Models, tmp_path: Path) -> None:
+def test_prefix_hits_begin_the_map_later(family, models, tmp_path):
     shared = prompt(128)
     texts = [shared + prompt(21, 1), shared + prompt(37, 2)]
     with engine(models[family].folder, enable_prefix_caching=True) as llm:
@@ -71,17 +66,17 @@ def test_prefix_hits_begin_the_map_later(family: str, models: Models, tmp_path: 
             assert_equals_transformers(request, models[family].reference, text)
 
 
-def test_preempted_requests_are_whole(models: Models, tmp_path: Path) -> None:
+def test_preempted_requests_are_whole(models, tmp_path):
     """With ten blocks of 32 tokens, three requests of up to 150 tokens do not fit at once."""
     texts = [prompt(60, seed) for seed in range(3)]
     options = {"num_gpu_blocks_override": 11, "enable_prefix_caching": False, "max_num_batched_tokens": 192}
     with engine(models["llama"].folder, max_model_len=160, **options) as llm:
         plain = generate(llm, texts, tokens=90)
-        repeated: list[int] = []
+        repeated = []
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         preempt = scheduler._preempt_request
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args, **kwargs):
             repeated.append(1)
             return preempt(*args, **kwargs)
 
@@ -93,18 +88,16 @@ def test_preempted_requests_are_whole(models: Models, tmp_path: Path) -> None:
         assert_equals_transformers(request, models["llama"].reference, text)
 
 
-def test_blocks_behind_a_window_are_reused(models: Models, tmp_path: Path) -> None:
+def test_blocks_behind_a_window_are_reused(models, tmp_path):
     """A request of 300 tokens runs in seven blocks of 32, since its window has 40."""
     with engine(models["mistral"].folder, num_gpu_blocks_override=7, enable_prefix_caching=False) as llm:
         ((answer,), (request,)) = captured(llm, tmp_path, [prompt(290)], tokens=10)
     assert_equals_transformers(request, models["mistral"].reference, answer)
 
 
-def test_half_precision_is_certified_and_a_fault_in_it_is_not(
-    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_precision_is_certified_and_a_fault_in_it_is_not(models, tmp_path, monkeypatch):
     read = engine_capture.read_settings
-    faults: dict[str, dict[str, Any]] = {
+    faults = {
         "none": {},
         "scale": {"scale": 1.05 * HEAD_WIDTH**-0.5},
         "window": {"window": WINDOW + 1},
@@ -113,7 +106,7 @@ def test_half_precision_is_certified_and_a_fault_in_it_is_not(
     with engine(models["gpt_oss"].folder, dtype="float16") as llm:
         for name, fault in faults.items():
 
-            def planted(layer: Any, fault: dict[str, Any] = fault) -> Any:
+            def planted(layer, fault=fault):
                 return read(layer)._replace(**fault)
 
             monkeypatch.setattr(engine_capture, "read_settings", planted)
@@ -125,7 +118,7 @@ def test_half_precision_is_certified_and_a_fault_in_it_is_not(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral"])
-def test_the_last_token_of_a_request_equals_its_capture(family: str, models: Models, tmp_path: Path) -> None:
+def test_the_last_token_of_a_request_equals_its_capture(family, models, tmp_path):
     """Three requests of one batch: one is captured, one asks for its last token, one for nothing."""
     text, spans = prompt(149), {"begin": [0, 30], "question": [100, 149]}
     how = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "detokenize": False}
@@ -158,9 +151,7 @@ def test_the_last_token_of_a_request_equals_its_capture(family: str, models: Mod
     assert worst < 1e-5
 
 
-def test_a_compiled_engine_in_its_own_process(
-    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_engine_in_its_own_process(models, tmp_path, monkeypatch):
     """The calls are messages of plain data: vLLM refuses pickles unless it is told otherwise."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
@@ -173,9 +164,7 @@ def test_a_compiled_engine_in_its_own_process(
         assert_equals_transformers(request, models["llama"].reference, text)
 
 
-def test_two_ranks_become_one_capture(
-    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_become_one_capture(models, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with engine(models["llama"].folder, tensor_parallel_size=2, distributed_executor_backend="mp") as llm:
         ((answer,), (request,)) = captured(llm, tmp_path, [prompt(90, 3)])
@@ -183,9 +172,7 @@ def test_two_ranks_become_one_capture(
     assert regard.load(request["folder"]).layers[0].heads == (0, 1, 2, 3)
 
 
-def test_the_rest_of_an_engine_is_as_it_was(
-    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_of_an_engine_is_as_it_was(models, tmp_path, monkeypatch):
     """Text of the tokens, selected layers, an error that ends the capture alone, and nothing left behind."""
     words = {f"w{i}": i for i in range(512)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
@@ -203,7 +190,7 @@ def test_the_rest_of_an_engine_is_as_it_was(
         assert [layer.key for layer in seen.layers] == [1]
         assert seen.tokens[0][:20] == [f"w{i}" for i in text]
 
-        def failing(*args: Any, **options: Any) -> Any:
+        def failing(*args, **options):
             raise OSError("the disk is full")
 
         monkeypatch.setattr(engine_capture, "examine", failing)

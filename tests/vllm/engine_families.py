@@ -5,9 +5,7 @@ Run by `make test-vllm`, in an environment that has vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,14 +27,14 @@ class Run:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     model = save_model(request.param, folder)
     with engine(folder) as llm:
         yield Run(request.param, model, llm)
 
 
-def test_every_layer_is_certified_and_equals_transformers_capture(run: Run, tmp_path: Path) -> None:
+def test_every_layer_is_certified_and_equals_transformers_capture(run, tmp_path):
     plain = generate(run.llm, PROMPTS)
     texts, written = captured(run.llm, tmp_path, PROMPTS, values=True)
     assert texts == plain  # watching changes no token

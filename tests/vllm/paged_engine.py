@@ -26,23 +26,12 @@ class PagedImplementation:
     kv_cache_dtype = "auto"
     alibi_slopes = None
 
-    def __init__(
-        self,
-        scale: float = 0.4,
-        window: int | None = None,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-        packed: bool = False,
-    ) -> None:
+    def __init__(self, scale=0.4, window=None, softcap=0.0, sinks=None, packed=False):
         self.scale, self.logits_soft_cap, self.sinks, self.packed = scale, softcap, sinks, packed
-        self.sliding_window: Any = (-1, -1) if window is None else (window - 1, 0)
-        self.texts: list[
-            tuple[Tensor, Tensor]
-        ] = []  # of this step's requests: keys and values (S, KV_HEADS, WIDTH)
+        self.sliding_window = (-1, -1) if window is None else (window - 1, 0)
+        self.texts = []  # of this step's requests: keys and values (S, KV_HEADS, WIDTH)
 
-    def do_kv_cache_update(
-        self, layer: Any, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor
-    ) -> None:
+    def do_kv_cache_update(self, layer, key, value, cache, slots):
         for k, v, slot in zip(key, value, slots.tolist(), strict=True):
             block, row = cache[slot // BLOCK], slot % BLOCK
             if self.packed:
@@ -52,17 +41,7 @@ class PagedImplementation:
             else:
                 block[:, row] = torch.cat([k, v], -1)
 
-    def forward(
-        self,
-        layer: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        attn_metadata: Any,
-        output: Tensor,
-        output_scale: Any = None,
-    ) -> Tensor:
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None):
         """Write the output of a step's rows into `output`."""
         if attn_metadata is None:
             return output
@@ -100,7 +79,7 @@ class Attention(nn.Module):
     num_heads, num_kv_heads, head_size, head_size_v = HEADS, KV_HEADS, WIDTH, WIDTH
     attn_type = "decoder"
 
-    def __init__(self, impl: PagedImplementation) -> None:
+    def __init__(self, impl):
         super().__init__()
         self.impl = impl
 
@@ -110,10 +89,10 @@ class MetadataBuilder:
 
     supports_update_block_table = True
 
-    def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
+    def build(self, common_prefix_len, common_attn_metadata):
         return SimpleNamespace(query_start_loc=common_attn_metadata.query_start_loc_cpu.tolist())
 
-    def update_block_table(self, metadata: Any, blk_table: Tensor, slot_mapping: Tensor) -> Any:
+    def update_block_table(self, metadata, blk_table, slot_mapping):
         return copy.copy(metadata)
 
 
@@ -128,7 +107,7 @@ class Text:
     sampling_params: Any = None
 
     @property
-    def num_prompt_tokens(self) -> int:
+    def num_prompt_tokens(self):
         return len(self.prompt_token_ids)
 
 
@@ -138,12 +117,12 @@ class PagedEngine:
     The layers are in two groups that share their blocks' numbers, the second with the table of the first.
     """
 
-    def __init__(self, *implementations: PagedImplementation, blocks: int = 64) -> None:
+    def __init__(self, *implementations, blocks=64):
         self.modules = {
             f"model.layers.{i}.self_attn.attn": Attention(impl) for i, impl in enumerate(implementations)
         }
         self.is_causal = True
-        self.output_scale: Tensor | None = None
+        self.output_scale = None
         self.builders = [MetadataBuilder(), MetadataBuilder()]
         self.caches = {name: torch.zeros(blocks, KV_HEADS, BLOCK, 2 * WIDTH) for name in self.modules}
         self.free = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).tolist()
@@ -154,7 +133,7 @@ class PagedEngine:
             attn_groups=[[SimpleNamespace(metadata_builders=[builder])] for builder in self.builders],
         )
 
-    def add(self, request_id: str, prompt: int, length: int, seed: int = 0) -> Text:
+    def add(self, request_id, prompt, length, seed=0):
         """Add a request of random tokens, with blocks for all of them."""
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, 100, (length,), generator=generator).tolist()
@@ -169,7 +148,7 @@ class PagedEngine:
         self.runner.requests[request_id] = text
         return text
 
-    def step(self, *parts: tuple[str, int, int]) -> dict[str, Tensor]:
+    def step(self, *parts):
         """Compute positions of requests, each (request, first, stop); return every layer's output."""
         texts = [(self.runner.requests[request], first, stop) for request, first, stop in parts]
         starts = torch.tensor([0, *(stop - first for _, first, stop in texts)]).cumsum(0)
@@ -212,7 +191,7 @@ class PagedEngine:
             )
         return outputs
 
-    def end(self, request_id: str) -> None:
+    def end(self, request_id):
         """Finish a request, and let others have its blocks."""
         text = self.runner.requests.pop(request_id)
         self.free += text.blocks
@@ -221,7 +200,7 @@ class PagedEngine:
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
 
-def two_layers() -> PagedEngine:
+def two_layers():
     """An engine with two layers: one plain, one with everything."""
     everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
     return PagedEngine(FlashAttentionImpl(), everything)

@@ -1,26 +1,20 @@
 """`BlockLayout`: keys and values are read back from a paged cache, however a backend has laid them out."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 from regard.vllm.block_layout import BlockLayout
 
 HEADS, WIDTH, BLOCK = 3, 8, 4
-Write = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
-def write_rows(keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:
+def write_rows(keys, values, cache, slots):
     """(blocks, heads, tokens, key and value)."""
     for k, v, slot in zip(keys, values, slots.tolist(), strict=True):
         cache[slot // BLOCK, :, slot % BLOCK] = torch.cat([k, v], -1)
 
 
-def write_channels(keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:
+def write_channels(keys, values, cache, slots):
     """Keys with the channel first, in pairs of channels; values below them."""
     for k, v, slot in zip(keys, values, slots.tolist(), strict=True):
         halves = cache[slot // BLOCK].view(HEADS, 2, WIDTH * BLOCK)
@@ -32,7 +26,7 @@ def write_channels(keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -
 @pytest.mark.parametrize(
     ("write", "tokens_first"), [(write_rows, False), (write_rows, True), (write_channels, False)]
 )
-def test_tokens_are_read_back(write: Write, tokens_first: bool, dtype: torch.dtype) -> None:
+def test_tokens_are_read_back(write, tokens_first, dtype):
     cache = torch.zeros(9, HEADS, BLOCK, 2 * WIDTH, dtype=dtype)
     if tokens_first:  # the same dimensions, in another order of memory
         cache = torch.zeros(9, BLOCK, HEADS, 2 * WIDTH, dtype=dtype).transpose(1, 2)
@@ -50,14 +44,14 @@ def test_tokens_are_read_back(write: Write, tokens_first: bool, dtype: torch.dty
         assert torch.equal(read.v, v[first:stop].transpose(0, 1))
 
 
-def test_a_cache_that_changes_what_it_stores_is_refused() -> None:
-    def quantise(keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:
+def test_a_cache_that_changes_what_it_stores_is_refused():
+    def quantise(keys, values, cache, slots):
         write_rows(keys // 2 * 2, values, cache, slots)
 
     with pytest.raises(ValueError, match="stored once and unchanged"):
         BlockLayout.learn(torch.zeros(2, HEADS, BLOCK, 2 * WIDTH), HEADS, WIDTH, WIDTH, quantise)
 
 
-def test_a_block_that_does_not_fit_its_heads_is_refused() -> None:
+def test_a_block_that_does_not_fit_its_heads_is_refused():
     with pytest.raises(ValueError, match="expected blocks of keys and values of 3 heads, 7 and 8 wide"):
         BlockLayout.learn(torch.zeros(2, HEADS, BLOCK, 2 * WIDTH), HEADS, 7, WIDTH, write_rows)

@@ -1,10 +1,5 @@
 """`EngineCapture` on a small paged engine: every request is certified, whatever the engine does with it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,25 +15,22 @@ from tests.vllm.paged_engine import (
     FlashAttentionImpl,
     PagedEngine,
     PagedImplementation,
-    Text,
     two_layers,
 )
 
 
 @pytest.fixture
-def engine() -> PagedEngine:
+def engine():
     return two_layers()
 
 
-def start(engine: PagedEngine, folder: Path, **options: Any) -> EngineCapture:
+def start(engine, folder, **options):
     capture = EngineCapture(engine.runner, engine.modules, folder, **options)
     capture.attach()
     return capture
 
 
-def assert_captured(
-    text: Text, engine: PagedEngine, folder: Path, length: int, first: int = 0
-) -> regard.Capture:
+def assert_captured(text, engine, folder, length, first=0):
     """A capture is certified and has the maps of a request's queries from `first` up to `length`."""
     seen = regard.load(folder)
     assert seen.certificate.certified
@@ -59,9 +51,7 @@ def assert_captured(
     return seen
 
 
-def test_chunks_and_single_tokens_of_two_requests_become_two_captures(
-    engine: PagedEngine, tmp_path: Path
-) -> None:
+def test_chunks_and_single_tokens_of_two_requests_become_two_captures(engine, tmp_path):
     one, two = engine.add("0-0123abcd", 9, 14, seed=0), engine.add("1-0123abcd", 5, 12, seed=1)
     capture = start(engine, tmp_path, values=True, model="tiny")
     engine.step(("0-0123abcd", 0, 7))
@@ -95,9 +85,7 @@ STARTED = "the capture starts"
     ],
     ids=["preempted", "preempted, with a prefix", "cached before"],
 )
-def test_each_row_that_ran_is_stored_once(
-    engine: PagedEngine, tmp_path: Path, steps: list[Any], first: int
-) -> None:
+def test_each_row_that_ran_is_stored_once(engine, tmp_path, steps, first):
     text = engine.add("0", 10, 16)
     for step in steps:
         if step == STARTED:
@@ -110,7 +98,7 @@ def test_each_row_that_ran_is_stored_once(
     assert_captured(text, engine, tmp_path / "0", 12, first)
 
 
-def test_rows_are_dropped_if_the_keys_before_them_have_changed(engine: PagedEngine, tmp_path: Path) -> None:
+def test_rows_are_dropped_if_the_keys_before_them_have_changed(engine, tmp_path):
     text = engine.add("0", 10, 16)
     capture = start(engine, tmp_path)
     engine.step(("0", 0, 10))
@@ -127,13 +115,11 @@ def test_rows_are_dropped_if_the_keys_before_them_have_changed(engine: PagedEngi
 @pytest.mark.parametrize(
     "fault", [{"scale": 0.42}, {"window": 7}, {"window": None}, {"softcap": None}, {"sinks": None}]
 )
-def test_wrong_settings_are_not_certified(
-    fault: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_settings_are_not_certified(fault, tmp_path, monkeypatch):
     engine = PagedEngine(CPUAttentionBackendImpl(window=6, softcap=2.0, sinks=SINKS))
     read = engine_capture.read_settings
 
-    def planted(layer: Any) -> AttentionSettings:
+    def planted(layer):
         return read(layer)._replace(**fault)
 
     monkeypatch.setattr(engine_capture, "read_settings", planted)
@@ -144,7 +130,7 @@ def test_wrong_settings_are_not_certified(
     assert not regard.load(tmp_path / "0").layers[0].evidence.certified
 
 
-def test_nothing_is_left_behind(engine: PagedEngine, tmp_path: Path) -> None:
+def test_nothing_is_left_behind(engine, tmp_path):
     engine.add("0", 12, 12)
     covered = [(module.impl, "forward") for module in engine.modules.values()]
     covered += [(builder, name) for builder in engine.builders for name in ("build", "update_block_table")]
@@ -157,7 +143,7 @@ def test_nothing_is_left_behind(engine: PagedEngine, tmp_path: Path) -> None:
     assert all(torch.equal(watched[name], plain[name]) for name in plain)
 
 
-def test_a_layer_that_reads_the_cache_of_another_is_captured(engine: PagedEngine, tmp_path: Path) -> None:
+def test_a_layer_that_reads_the_cache_of_another_is_captured(engine, tmp_path):
     """Its implementation writes nothing, so that the layout is learned from the other one's."""
     first, second = engine.modules
     engine.caches[second] = engine.caches[first]
@@ -172,10 +158,8 @@ def test_a_layer_that_reads_the_cache_of_another_is_captured(engine: PagedEngine
     assert_captured(text, engine, tmp_path / "0", 9)
 
 
-def test_an_error_ends_the_capture_and_not_the_engine(
-    engine: PagedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*args: Any, **options: Any) -> Any:
+def test_an_error_ends_the_capture_and_not_the_engine(engine, tmp_path, monkeypatch):
+    def failing(*args, **options):
         raise OSError("the disk is full")
 
     engine.add("0", 12, 12)
@@ -188,7 +172,7 @@ def test_an_error_ends_the_capture_and_not_the_engine(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_layer_that_cannot_be_read_is_missing_by_name(engine: PagedEngine, tmp_path: Path) -> None:
+def test_a_layer_that_cannot_be_read_is_missing_by_name(engine, tmp_path):
     class OtherImpl(PagedImplementation):
         pass
 
@@ -213,9 +197,7 @@ def test_a_layer_that_cannot_be_read_is_missing_by_name(engine: PagedEngine, tmp
     ("ranks", "kv_heads", "total_kv", "expected"),
     [(2, 2, 4, [(0, 1), (2, 3)]), (2, 1, 2, [(0,), (1,)]), (4, 1, 2, [(0,), (0,), (1,), (1,)])],
 )
-def test_heads_are_numbered_across_ranks(
-    ranks: int, kv_heads: int, total_kv: int, expected: list[tuple[int, ...]]
-) -> None:
+def test_heads_are_numbered_across_ranks(ranks, kv_heads, total_kv, expected):
     settings = AttentionSettings(4, kv_heads, 8, 8, 0.5)
     placements = [place_heads(settings, rank, ranks, total_kv) for rank in range(ranks)]
     assert [x.kv_heads for x in placements if x is not None] == expected
@@ -224,7 +206,7 @@ def test_heads_are_numbered_across_ranks(
         place_heads(settings._replace(kv_heads=3), 0, ranks, total_kv)
 
 
-def test_the_shards_of_two_ranks_are_joined(tmp_path: Path) -> None:
+def test_the_shards_of_two_ranks_are_joined(tmp_path):
     engines = [PagedEngine(FlashAttentionImpl()) for _ in range(2)]
     texts = []
     for rank, engine in enumerate(engines):

@@ -1,10 +1,6 @@
 """Requests that ask for the shares of their last token: equal to a capture of the same request."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +14,7 @@ from tests.vllm.paged_engine import HEADS, two_layers
 SPANS = {"begin": [0, 3], "middle": [2, 9]}
 
 
-Answers = dict[str, dict[str, Any]]
-
-
-def run(folder: Path | None, marks: list[Any], length: int = 12, **options: Any) -> tuple[Answers, Answers]:
+def run(folder, marks, length=12, **options):
     """Run one text as often as there are marks, 9 tokens of prompt and the rest one by one.
 
     Returns what was said at the end, and what was collected while the requests ran.
@@ -29,7 +22,7 @@ def run(folder: Path | None, marks: list[Any], length: int = 12, **options: Any)
     engine = two_layers()
     capture = EngineCapture(engine.runner, engine.modules, folder, **options)
     capture.attach()
-    collected: Answers = {}
+    collected = {}
     for i, mark in enumerate(marks):
         name = f"{i}-0123abcd"
         text = engine.add(name, 9, length)
@@ -43,7 +36,7 @@ def run(folder: Path | None, marks: list[Any], length: int = 12, **options: Any)
 
 
 @pytest.mark.parametrize("length", [9, 12])
-def test_the_shares_are_those_of_a_capture(tmp_path: Path, length: int) -> None:
+def test_the_shares_are_those_of_a_capture(tmp_path, length):
     answers, collected = run(tmp_path, [None, {"spans": SPANS}], length)
     seen, last = regard.load(answers["0"]["folder"]), collected["1"]
     assert (last["position"], last["rows"], last["certified"]) == (length - 1, 2 + length - 9, True)
@@ -63,7 +56,7 @@ def test_the_shares_are_those_of_a_capture(tmp_path: Path, length: int) -> None:
             torch.testing.assert_close(torch.tensor(shares["lookback"]), before / (before + after))
 
 
-def test_only_requests_that_ask_are_looked_at(tmp_path: Path) -> None:
+def test_only_requests_that_ask_are_looked_at(tmp_path):
     marks = [None, "capture", "last token", "nonsense"]
     answers, collected = run(tmp_path, marks, marked_only=True)
     assert set(answers) == {"1", "3"}
@@ -76,14 +69,14 @@ def test_only_requests_that_ask_are_looked_at(tmp_path: Path) -> None:
     assert "start was given no folder" in run(None, ["capture"])[0]["0"]["refused"]
 
 
-def test_a_wrong_reading_is_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_reading_is_not_certified(monkeypatch):
     read = engine_capture.read_settings
     monkeypatch.setattr(engine_capture, "read_settings", lambda layer: read(layer)._replace(scale=0.5))
     assert not run(None, ["last token"])[1]["0"]["certified"]
 
 
 @pytest.mark.parametrize("mark", ["all", {}, {"spans": [1]}, {"spans": {"a": [3, 3]}}, {"spans": {}, "x": 1}])
-def test_a_mark_that_makes_no_sense_is_refused(mark: Any) -> None:
+def test_a_mark_that_makes_no_sense_is_refused(mark):
     with pytest.raises(ValueError, match="extra_args: expected 'regard' to be"):
         read_mark({"regard": mark})
     assert read_mark({"other": mark}) is None

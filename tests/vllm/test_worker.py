@@ -1,11 +1,7 @@
 """`Worker` without an engine: what it refuses, what it reads, and that vLLM can mix it into its own class."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,7 @@ from regard.vllm.worker import check_engine, check_version
 from tests.vllm.paged_engine import Attention, CPUAttentionBackendImpl, FlashAttentionImpl, PagedEngine
 
 
-def config(engine: PagedEngine | None = None, **changes: Any) -> SimpleNamespace:
+def config(engine=None, **changes):
     """A configuration of vLLM, as far as a worker reads it; `changes` by the names of their fields."""
     parallel = {
         "tensor_parallel_size": 1,
@@ -48,11 +44,11 @@ class EngineWorker(Worker):
 
     rank = 0
 
-    def __init__(self, engine: PagedEngine) -> None:
+    def __init__(self, engine):
         self.vllm_config, self.model_runner = config(engine), engine.runner
 
 
-def test_a_worker_starts_and_stops(tmp_path: Path) -> None:
+def test_a_worker_starts_and_stops(tmp_path):
     engine = PagedEngine(FlashAttentionImpl())
     worker = EngineWorker(engine)
     name = "model.layers.0.self_attn.attn"
@@ -72,9 +68,7 @@ def test_a_worker_starts_and_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.31.0", "1.0.0", "0.3.2"])
-def test_a_version_that_was_not_tested_is_refused(
-    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_was_not_tested_is_refused(version, tmp_path, monkeypatch):
     engine = PagedEngine(FlashAttentionImpl())
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
     with pytest.raises(ValueError, match=rf"start: vLLM {version} was not tested .* inside of vLLM 0\.32"):
@@ -97,13 +91,13 @@ def test_a_version_that_was_not_tested_is_refused(
         ({"kv_sharing_fast_prefill": True}, "leave out kv_sharing_fast_prefill"),
     ],
 )
-def test_an_engine_that_cannot_be_captured_is_refused(change: dict[str, Any], reason: str) -> None:
+def test_an_engine_that_cannot_be_captured_is_refused(change, reason):
     check_engine(config())
     with pytest.raises(ValueError, match=reason):
         check_engine(config(**change))
 
 
-def test_settings_come_from_the_implementation() -> None:
+def test_settings_come_from_the_implementation():
     implementation = CPUAttentionBackendImpl(scale=0.3, softcap=5.0)
     implementation.sliding_window = -1
     settings = read_settings(Attention(implementation))
@@ -122,14 +116,14 @@ def test_settings_come_from_the_implementation() -> None:
         ("chunk_lookback", 1, "by chunks"),
     ],
 )
-def test_an_implementation_that_does_something_else_is_refused(name: str, value: Any, reason: str) -> None:
+def test_an_implementation_that_does_something_else_is_refused(name, value, reason):
     implementation = FlashAttentionImpl()
     setattr(implementation, name, value)
     with pytest.raises(UnsupportedLayerError, match=reason):
         read_settings(Attention(implementation))
 
 
-def test_the_attention_of_an_encoder_is_refused() -> None:
+def test_the_attention_of_an_encoder_is_refused():
     layer = Attention(FlashAttentionImpl())
     layer.attn_type = "encoder_only"
     with pytest.raises(UnsupportedLayerError, match="of a decoder, got 'encoder_only'"):

@@ -1,9 +1,5 @@
 """Small random models of five families, as folders that both Transformers and vLLM open."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -11,7 +7,6 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
-    PreTrainedConfig,
     Qwen3Config,
 )
 
@@ -33,34 +28,25 @@ HEAD_WIDTH = 32  # which is not hidden_size / num_attention_heads; the CPU's ker
 WINDOW = 40
 
 
-def config(family: str) -> PreTrainedConfig:
-    """The config of a family's model."""
-    sizes = {**SIZES, "head_dim": HEAD_WIDTH}
-    if family == "llama":
-        return LlamaConfig(**sizes)
-    if family == "qwen3":
-        return Qwen3Config(**sizes)
-    if family == "mistral":
-        return MistralConfig(**sizes, sliding_window=WINDOW)
-    if family == "gemma2":
-        return Gemma2Config(
-            **(sizes | {"tie_word_embeddings": True}),  # vLLM knows no other
-            sliding_window=WINDOW,
-            query_pre_attn_scalar=20,
-            attn_logit_softcapping=3.0,
-            hidden_activation="gelu_pytorch_tanh",
-        )
-    if family == "gpt_oss":
-        return GptOssConfig(**sizes, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2)
-    raise ValueError(f"family: expected a known one, got {family!r}")
+CONFIGS = {
+    "llama": (LlamaConfig, {}),
+    "qwen3": (Qwen3Config, {}),
+    "mistral": (MistralConfig, {"sliding_window": WINDOW}),
+    "gemma2": (
+        Gemma2Config,
+        {"sliding_window": WINDOW, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0}
+        | {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True},  # vLLM knows no other
+    ),
+    "gpt_oss": (GptOssConfig, {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
 
 
-def save_model(family: str, folder: Path) -> torch.nn.Module:
+def save_model(family, folder):
     """Write a model of random weights to a folder, and return it."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        config(family), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    kind, settings = CONFIGS[family]
+    config = kind(**SIZES | {"head_dim": HEAD_WIDTH} | settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter, std=2.0)

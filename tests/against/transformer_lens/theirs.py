@@ -7,21 +7,17 @@ and safetensors. The file is small and kept beside this one, so that `test_again
 compares Regard with it everywhere. It was written with transformer_lens 2.16.1 and torch 2.13.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 LAYERS, HEADS, WIDTH, VOCAB, TOKENS = 3, 4, 32, 61, 12
 
 
-def build() -> HookedTransformer:
+def build():
     """A model of GPT-2's shape with random weights, large enough that its heads differ."""
     config = HookedTransformerConfig(
         n_layers=LAYERS,
@@ -45,7 +41,7 @@ def build() -> HookedTransformer:
     return model
 
 
-def as_gpt2(model: HookedTransformer) -> dict[str, Tensor]:
+def as_gpt2(model):
     """The weights under the names and in the layout of Transformers' GPT-2."""
     state = {k: v.detach() for k, v in model.state_dict().items()}
     weights = {
@@ -76,21 +72,21 @@ def as_gpt2(model: HookedTransformer) -> dict[str, Tensor]:
     return weights
 
 
-def set_head(x: Tensor, hook: Any, head: int, new: Tensor | float) -> Tensor:
+def set_head(x, hook, head, new):
     """A hook that replaces one head of (B, T, H, E)."""
     x = x.clone()
     x[:, :, head] = new
     return x
 
 
-def set_scores(x: Tensor, hook: Any, head: int, cut: Tensor) -> Tensor:
+def set_scores(x, hook, head, cut):
     """A hook that hides edges of one head in the scores (B, H, T, S)."""
     x = x.clone()
     x[:, head] = x[:, head].masked_fill(cut, -torch.inf)
     return x
 
 
-def set_pattern(x: Tensor, hook: Any, head: int, new: Tensor) -> Tensor:
+def set_pattern(x, hook, head, new):
     """A hook that replaces one head of the weights (B, H, T, S)."""
     x = x.clone()
     x[:, head] = new
@@ -98,7 +94,7 @@ def set_pattern(x: Tensor, hook: Any, head: int, new: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def main(path: str) -> None:
+def main(path):
     model = build()
     generator = torch.Generator().manual_seed(1)
     ids, other = torch.randint(0, VOCAB, (2, 1, TOKENS), generator=generator)

@@ -7,15 +7,12 @@
 Ends with status 1 if a model type fails: silently wrong, crash, missing without a word, changed by capture.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,7 +23,7 @@ from tests.against.transformers_survey.surveying import survey
 from tests.against.transformers_survey.table import document, summary
 
 
-def main() -> int:
+def main():
     parser = survey_parser(__doc__)
     parser.add_argument("--classes", type=int, default=2, help="model classes of a type, at most")
     parser.add_argument("--summary", type=Path, help="write failures by kind here")
@@ -34,7 +31,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     names = chosen_types(arguments)
-    results: dict[str, dict[str, Any]] = {}
+    results = {}
     start = time.monotonic()
     work = functools.partial(survey, most_classes=arguments.classes)
     for name, result in each(names, work, arguments.workers, arguments.seconds):
@@ -55,7 +52,7 @@ def main() -> int:
     return int(any(result["outcome"] in v.FAILURES for result in ordered))
 
 
-def _told(name: str, result: dict[str, Any]) -> dict[str, Any]:
+def _told(name, result):
     """The result of a type; of one whose process failed, what is known of that."""
     if "error" not in result:
         return result

@@ -1,17 +1,12 @@
 """Small models of every model type: which classes there are, and how one is built with enlarged weights."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import logging
 from collections import OrderedDict
-from types import ModuleType
-from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
@@ -39,12 +34,12 @@ HEADS = (
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
-def model_types() -> list[str]:
+def model_types():
     """Every model type that the installed Transformers has a configuration for."""
     return sorted(CONFIG_MAPPING_NAMES)
 
 
-def class_names(model_type: str, most: int = 2) -> list[str]:
+def class_names(model_type, most=2):
     """The model classes of a type that are surveyed: its base model, its language model, or else another."""
     mappings = {
         name.removesuffix("_NAMES").removesuffix("_MAPPING"): value
@@ -53,7 +48,7 @@ def class_names(model_type: str, most: int = 2) -> list[str]:
     }
     config_class = CONFIG_MAPPING[model_type]
     order = ["MODEL", *(f"MODEL_FOR_{head}" for head in HEADS), *sorted(mappings)]
-    found: dict[str, None] = {}
+    found = {}
     for key in order:
         names = mappings.get(key, {}).get(model_type, ())
         for name in (names,) if isinstance(names, str) else names:
@@ -62,7 +57,7 @@ def class_names(model_type: str, most: int = 2) -> list[str]:
     return list(found or dict.fromkeys(_classes_with(model_type)))[:most]
 
 
-def _is_of(kind: type[nn.Module] | None, config_class: type) -> bool:
+def _is_of(kind, config_class):
     """Whether a model class takes this configuration; one whose library is not installed may."""
     try:
         return kind is not None and getattr(kind, "config_class", None) in (config_class, None)
@@ -70,7 +65,7 @@ def _is_of(kind: type[nn.Module] | None, config_class: type) -> bool:
         return True
 
 
-def _modeling(model_type: str) -> ModuleType | None:
+def _modeling(model_type):
     """The module that defines the models of a type, beside the one with its configuration."""
     folder, _, stem = CONFIG_MAPPING[model_type].__module__.rpartition(".configuration_")
     try:
@@ -79,7 +74,7 @@ def _modeling(model_type: str) -> ModuleType | None:
         return None
 
 
-def _classes_with(model_type: str) -> list[str]:
+def _classes_with(model_type):
     """Model classes whose configuration is that of the type, in the module that defines them."""
     module = _modeling(model_type)
     if module is None:
@@ -95,12 +90,12 @@ def _classes_with(model_type: str) -> list[str]:
     ]
 
 
-def find_class(name: str, model_type: str) -> type[nn.Module]:
+def find_class(name, model_type):
     kind = getattr(transformers, name, None)
     return kind if kind is not None else getattr(_modeling(model_type), name)
 
 
-def small_config(model_type: str, picture: int, patch: int) -> Any:
+def small_config(model_type, picture, patch):
     """A small configuration of a type, with every kind of layer that its default has."""
     config_class = CONFIG_MAPPING[model_type]
     extra = overrides(model_type)
@@ -111,7 +106,7 @@ def small_config(model_type: str, picture: int, patch: int) -> Any:
     return config_class(**_merged(small_values(default, picture, patch), extra))
 
 
-def _merged(values: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+def _merged(values, extra):
     """`extra` over `values`, sub-configurations field by field."""
     merged = dict(values)
     for name, value in extra.items():
@@ -120,7 +115,7 @@ def _merged(values: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def build(kind: type[nn.Module], config: Any, spread: float = 0.3) -> nn.Module:
+def build(kind, config, spread=0.3):
     """A model in eval mode, float32, whose weights are large enough that its heads differ."""
     with torch.device("meta"):
         count = sum(p.numel() for p in kind(config).parameters())

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.against.transformers_survey.inputs import PADDING, Inputs, candidates
 
@@ -25,7 +24,7 @@ class Case:
     inputs: Inputs
     real: Tensor | None = None  # (B, T)
 
-    def run(self, model: nn.Module, **more: Any) -> Any:
+    def run(self, model, **more):
         torch.manual_seed(0)
         with torch.no_grad():
             if self.name == "generate":
@@ -41,11 +40,11 @@ class Case:
             return model(**self.inputs, **more)
 
 
-def finite(output: Any) -> bool:
+def finite(output):
     return all(bool(x.isfinite().all()) for x in tensors(output).values() if x.dtype.is_floating_point)
 
 
-def tensors(output: Any, name: str = "") -> dict[str, Tensor]:
+def tensors(output, name=""):
     """Every tensor of an output by its path, without caches and attention weights."""
     if isinstance(output, Tensor):
         return {name: output}
@@ -55,16 +54,16 @@ def tensors(output: Any, name: str = "") -> dict[str, Tensor]:
         items = [(str(i), x) for i, x in enumerate(output)]
     else:
         return {}
-    found: dict[str, Tensor] = {}
+    found = {}
     for key, value in items:
         if not any(word in str(key) for word in ("past_key", "attentions", "cache", "mems", "buckets")):
             found |= tensors(value, f"{name}.{key}" if name else str(key))
     return found
 
 
-def first_that_runs(model: nn.Module, deadline: float = math.inf) -> Inputs:
+def first_that_runs(model, deadline=math.inf):
     """The first inputs with which the model's plain forward runs; none are tried after the deadline."""
-    errors: list[str] = []
+    errors = []
     for inputs in candidates(model):
         if time.monotonic() > deadline:
             break
@@ -79,14 +78,14 @@ def first_that_runs(model: nn.Module, deadline: float = math.inf) -> Inputs:
     raise ValueError("; ".join(list(dict.fromkeys(errors))[:3]) or "no inputs known for its arguments")
 
 
-def cases_of(model: nn.Module, inputs: Inputs) -> list[Case]:
+def cases_of(model, inputs):
     """The given inputs, both paddings where the model takes a mask of its text, and generation."""
     cases = [Case("given", inputs)]
     parameters = inspect.signature(model.forward).parameters
     ids = inputs.get("input_ids")
     if ids is None or ids.ndim != 2 or "attention_mask" not in parameters:
         return cases
-    masks: dict[str, Callable[[Tensor], Tensor]] = {"left": lambda x: x, "right": lambda x: x.flip(1)}
+    masks = {"left": lambda x: x, "right": lambda x: x.flip(1)}
     for side, turned in masks.items():
         real = torch.ones_like(ids)
         real[0, :PADDING] = 0

@@ -1,14 +1,12 @@
 """The arguments that both programs of the survey take, and the model types that they choose."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
 from tests.against.transformers_survey.building import model_types
 
 
-def survey_parser(description: str | None) -> argparse.ArgumentParser:
+def survey_parser(description):
     """A parser for which types to run, in how many processes, how long, and where the results go."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -21,9 +19,9 @@ def survey_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def chosen_types(arguments: argparse.Namespace) -> list[str]:
+def chosen_types(arguments):
     """The model types that the arguments name, or a sample of them."""
-    names: list[str] = arguments.types or model_types()
+    names = arguments.types or model_types()
     if arguments.sample:
         names = names[:: max(1, len(names) // arguments.sample)][: arguments.sample]
     return names

@@ -1,14 +1,10 @@
 """Inputs for a model: tensors for the arguments of its `forward`, in shapes that are tried in turn."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 B, T, DECODER_T = 2, 33, 9  # longer than every window, chunk and top-k of `sizes`
 PADDING = 6  # tokens that the padded cases take from the first entry of the batch
@@ -16,7 +12,7 @@ PADDING = 6  # tokens that the padded cases take from the first entry of the bat
 Inputs = dict[str, Any]
 
 
-def field(model: nn.Module, *names: str, default: int) -> int:
+def field(model, *names, default):
     """The first of these fields that the configuration or one of its parts has, as a number."""
     configs = [model.config, *(x for x in vars(model.config).values() if hasattr(x, "to_dict"))]
     for name, config in itertools.product(names, configs):
@@ -31,13 +27,13 @@ def field(model: nn.Module, *names: str, default: int) -> int:
     return default
 
 
-def token_ids(model: nn.Module, length: int = T) -> Tensor:
+def token_ids(model, length=T):
     """Ids of ordinary tokens, clear of the special ones at both ends of the vocabulary."""
     top = min(field(model, "vocab_size", default=128), 100)
     return torch.randint(4, max(top, 6), (B, length), generator=torch.Generator().manual_seed(1))
 
 
-def candidates(model: nn.Module) -> Iterator[Inputs]:
+def candidates(model):
     """Inputs that may fit, the likeliest first."""
     parameters = inspect.signature(model.forward).parameters
     required = [
@@ -67,7 +63,7 @@ def candidates(model: nn.Module) -> Iterator[Inputs]:
                 yield from _filled(model, ["input_ids", other])
 
 
-def _filled(model: nn.Module, names: list[str]) -> Iterator[Inputs]:
+def _filled(model, names):
     """Every choice of shapes for these arguments; none where a name is unknown."""
     choices = [_shapes(model, name) for name in names]
     if "grid_thw" in names:  # towers that take the patches of all pictures in one list
@@ -80,13 +76,13 @@ def _filled(model: nn.Module, names: list[str]) -> Iterator[Inputs]:
         yield dict(zip(names, values, strict=True))
 
 
-def _pictures_in_text(model: nn.Module, parameters: Any) -> Iterator[Inputs]:
+def _pictures_in_text(model, parameters):
     """Text with places for pictures: as many image tokens as the model makes of a picture."""
     token = field(model, "image_token_id", "image_token_index", default=0)
     if not token:
         return
     for pixels in _shapes(model, "pixel_values"):
-        extra: Inputs = {"pixel_values": pixels}
+        extra = {"pixel_values": pixels}
         if "image_grid_thw" in parameters:
             extra = {
                 "pixel_values": _patches(model, 32),
@@ -107,20 +103,20 @@ def _pictures_in_text(model: nn.Module, parameters: Any) -> Iterator[Inputs]:
             return
 
 
-def _patches(model: nn.Module, count: int) -> Tensor:
+def _patches(model, count):
     """Pictures as patches in one list, (patches, numbers of a patch)."""
     patch, frames = field(model, "patch_size", default=8), field(model, "temporal_patch_size", default=1)
     return torch.randn(count, 3 * frames * patch * patch, generator=_generator())
 
 
-def _generator() -> torch.Generator:
+def _generator():
     return torch.Generator().manual_seed(2)
 
 
-def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
+def _shapes(model, name):
     """Tensors for an argument of this name, in the shapes that models expect."""
 
-    def noise(*shape: int) -> Tensor:
+    def noise(*shape):
         return torch.randn(*shape, generator=_generator())
 
     side = field(model, "image_size", default=32)

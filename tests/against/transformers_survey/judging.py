@@ -1,19 +1,13 @@
 """One run judged: plain, captured and plain again are compared; capture's own word does not count."""
 
-from __future__ import annotations
-
 import re
 import traceback
 import warnings
-from collections.abc import Iterable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import regard
-from tests.against.transformers_survey.cases import TOKENS, Case, tensors
-from tests.against.transformers_survey.mixers import Mixer
+from tests.against.transformers_survey.cases import TOKENS, tensors
 from tests.against.transformers_survey.verdict import CHANGED, CRASH, PARTLY, REFUSED, UNNAMED, WRONG, Verdict
 from tests.against.transformers_survey.weights import Weights, as_maps, steps_joined
 
@@ -21,7 +15,7 @@ MAPS_AGREE = 5e-4  # weights of float32 models whose scores run into the hundred
 OUTPUTS_AGREE = 1e-3  # of the largest number in the output
 
 
-def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[Mixer]) -> Verdict:
+def judge(model, case, implementation, token_mixers):
     """Run a case plainly, captured and plainly again, and say what capture made of it."""
     verdict = Verdict(case.name, implementation)
     before, settings = case.run(model), implementations(model)
@@ -46,7 +40,7 @@ def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[
     return verdict
 
 
-def plain_weights(model: nn.Module, case: Case) -> tuple[list[tuple[str, Tensor]], Tensor | None]:
+def plain_weights(model, case):
     """The weights of a plain run by module, and the rows (B, T) of them that are text."""
     with Weights(model).watching() as plain:
         case.run(model)
@@ -57,12 +51,12 @@ def plain_weights(model: nn.Module, case: Case) -> tuple[list[tuple[str, Tensor]
     )
 
 
-def implementations(model: nn.Module) -> list[str]:
+def implementations(model):
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     return [str(getattr(config, "_attn_implementation", None)) for config in configs.values()]
 
 
-def compare(first: Any, second: Any, real: Tensor | None) -> str:
+def compare(first, second, real):
     """Whether two outputs are "bitwise" the same, the same to "rounding" on rows of text, or "different"."""
     ours, theirs = tensors(first), tensors(second)
     if ours.keys() != theirs.keys() or any(ours[k].shape != theirs[k].shape for k in ours):
@@ -82,7 +76,7 @@ def compare(first: Any, second: Any, real: Tensor | None) -> str:
     return found
 
 
-def _judge_exception(verdict: Verdict, model: nn.Module, error: Exception) -> None:
+def _judge_exception(verdict, model, error):
     kinds = {type(module).__name__ for module in model.modules()}
     if isinstance(error, (ValueError, RuntimeError)) and _names(str(error), kinds) and "captur" in str(error):
         verdict.add(REFUSED, str(error)[:300])
@@ -91,9 +85,7 @@ def _judge_exception(verdict: Verdict, model: nn.Module, error: Exception) -> No
     verdict.add(CRASH, f"{type(error).__name__}: {str(error)[:200]} | {' | '.join(last)}")
 
 
-def _judge_layers(
-    verdict: Verdict, seen: Any, weights: list[tuple[str, Tensor]], rows: Tensor | None
-) -> None:
+def _judge_layers(verdict, seen, weights, rows):
     """Certified layers against the weights of the plain run; what is not certified must say why."""
     waiting = list(weights)
     for layer in seen.layers:
@@ -122,12 +114,12 @@ def _judge_layers(
             verdict.add(WRONG, f"{layer.name}: certified, and {difference:.1e} off the plain run's weights")
 
 
-def _shares(weights: Tensor) -> Tensor:
+def _shares(weights):
     """Rows that sum to 1, without what a sink takes of them."""
     return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
-def _difference(ours: Tensor, theirs: Tensor, real: Tensor | None) -> float:
+def _difference(ours, theirs, real):
     off = (ours.to(theirs.dtype) - theirs).abs()  # (B, H, T, S)
     # A row that may look at nothing is empty in a map; in the model it is spread evenly, or not a number.
     some = theirs > 0
@@ -139,9 +131,7 @@ def _difference(ours: Tensor, theirs: Tensor, real: Tensor | None) -> float:
     return float(off.max()) if off.numel() else 0.0
 
 
-def _judge_missing(
-    verdict: Verdict, model: nn.Module, seen: Any, token_mixers: list[Mixer], said: list[str]
-) -> None:
+def _judge_missing(verdict, model, seen, token_mixers, said):
     """Every module that mixes tokens is captured or named."""
     passes = [seen, *seen.passes]
     captured = [layer.name.partition("#")[0] for x in passes for layer in x.layers]
@@ -162,21 +152,21 @@ def _judge_missing(
             verdict.add(UNNAMED, f"{mixer.name} ({mixer.kind}) mixes tokens")
 
 
-def _missing_names(seen: Any) -> list[str]:
+def _missing_names(seen):
     """The names of modules that a capture says are missing: the keys of a mapping, or objects with a name."""
     missing = getattr(seen, "missing", None) or getattr(seen.certificate, "missing", None) or ()
-    entries: Iterable[Any] = missing.keys() if hasattr(missing, "keys") else missing
+    entries = missing.keys() if hasattr(missing, "keys") else missing
     return [str(getattr(entry, "name", entry)) for entry in entries]
 
 
-def _inside(name: str, outer: str) -> bool:
+def _inside(name, outer):
     return f"{name}.".startswith(f"{outer}.") or outer == ""
 
 
-def _related(first: str, second: str) -> bool:
+def _related(first, second):
     """Whether one of two modules is, or contains, the other."""
     return _inside(first, second) or _inside(second, first)
 
 
-def _names(text: str, kinds: set[str]) -> bool:
+def _names(text, kinds):
     return bool(set(re.findall(r"\w+", text)) & kinds)

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.against.transformers_survey.cases import Case
-
 CACHES = ("past_key_value", "past_key_values", "layer_past", "cache_params", "past_buckets_states", "cache")
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
@@ -28,11 +26,11 @@ class Mixer:
     convolution: bool  # a change is felt at no more positions than its kernels see
 
 
-def mixers(model: nn.Module, case: Case) -> tuple[list[Mixer], list[str]]:
+def mixers(model, case):
     """The innermost modules that mix tokens, and the names of those that could not be called again."""
     modules = dict(model.named_modules())
-    found: dict[str, Mixer] = {}
-    untested: list[str] = []
+    found = {}
+    untested = []
     for name, call in _calls(model, case).items():
         module = modules[name]
         if not _takes_tokens(module, call):
@@ -50,13 +48,13 @@ def mixers(model: nn.Module, case: Case) -> tuple[list[Mixer], list[str]]:
     return innermost, untested
 
 
-def _calls(model: nn.Module, case: Case) -> dict[str, Call]:
+def _calls(model, case):
     """The first call of every module inside a repeated block, with copies of what went in."""
-    calls: dict[str, Call] = {}
+    calls = {}
     hooks = []
 
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def keep(name):
+        def hook(module, args, kwargs, output):
             if name not in calls:
                 calls[name] = (_copied(args), _copied(kwargs), _first(output))
 
@@ -74,7 +72,7 @@ def _calls(model: nn.Module, case: Case) -> dict[str, Call]:
     return calls
 
 
-def _copied(x: Any) -> Any:
+def _copied(x):
     if isinstance(x, Tensor):
         return x.detach().clone()
     if isinstance(x, dict):
@@ -84,7 +82,7 @@ def _copied(x: Any) -> Any:
     return None if "Cache" in type(x).__name__ else x
 
 
-def _first(output: Any) -> Tensor | None:
+def _first(output):
     """The first tensor of an output."""
     if isinstance(output, Tensor):
         return output
@@ -95,7 +93,7 @@ def _first(output: Any) -> Tensor | None:
     return None
 
 
-def _sequences(module: nn.Module, call: Call) -> list[tuple[int | str, Tensor]]:
+def _sequences(module, call):
     """The arguments that are sequences of hidden states, (B, T, C) or (T, C), by position or name."""
     args, kwargs, _ = call
     widths = {m.in_features for m in module.modules() if isinstance(m, nn.Linear)}
@@ -103,7 +101,7 @@ def _sequences(module: nn.Module, call: Call) -> list[tuple[int | str, Tensor]]:
     widths |= {
         m.weight.shape[0] for m in module.modules() if isinstance(m, nn.LayerNorm) and m.elementwise_affine
     }
-    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    arguments = [*enumerate(args), *kwargs.items()]
     return [
         (key, x)
         for key, x in arguments
@@ -118,7 +116,7 @@ def _sequences(module: nn.Module, call: Call) -> list[tuple[int | str, Tensor]]:
     ]
 
 
-def _takes_tokens(module: nn.Module, call: Call) -> bool:
+def _takes_tokens(module, call):
     """Whether hidden states go in and come out, position by position."""
     sequences, output = _sequences(module, call), call[2]
     if not sequences or output is None or not output.dtype.is_floating_point:
@@ -127,7 +125,7 @@ def _takes_tokens(module: nn.Module, call: Call) -> bool:
     return output.ndim == first.ndim and output.shape[:-1] == first.shape[:-1]
 
 
-def _felt(module: nn.Module, call: Call) -> int:
+def _felt(module, call):
     """At how many other positions a change at one position is felt."""
     args, kwargs, _ = call
     base = _again(module, args, kwargs)
@@ -153,7 +151,7 @@ def _felt(module: nn.Module, call: Call) -> int:
     return most
 
 
-def _again(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
+def _again(module, args, kwargs):
     """The module's output once more, from copies, without caches."""
     names = inspect.signature(module.forward).parameters
     kwargs = _copied(kwargs)
@@ -167,7 +165,7 @@ def _again(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
     return output
 
 
-def _kernel(module: nn.Module) -> int:
+def _kernel(module):
     """How many positions the convolutions inside a module see together; 0 without any."""
     convolutions = [m for m in module.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d))]
     reach = sum((max(m.kernel_size) - 1) * max(m.dilation) for m in convolutions)

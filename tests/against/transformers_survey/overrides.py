@@ -1,13 +1,9 @@
 """What particular model types need besides small sizes: facts, for fields that have no general rule."""
 
-from __future__ import annotations
-
-from typing import Any
-
 TIMES = {"prediction_length": 4, "context_length": 16, "lags_sequence": [1, 2, 3], "num_time_features": 1}
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
 EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
-OVERRIDES: dict[str, dict[str, Any]] = {
+OVERRIDES = {
     "autoformer": TIMES,
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8},
     "blt": {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64},
@@ -58,5 +54,5 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def overrides(model_type: str) -> dict[str, Any]:
+def overrides(model_type):
     return OVERRIDES.get(model_type, {})

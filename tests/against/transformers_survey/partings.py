@@ -8,15 +8,12 @@ mask, `BltGlobalTransformer` is causal with "sdpa" and not with "eager", in Tran
 status 1 if a cause is false.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
 import time
 import warnings
 from collections import Counter
-from typing import Any
 
 import torch
 
@@ -36,7 +33,7 @@ KINDS = ROUNDING_ONLY, AS_OUTPUTS, FALSE_CAUSE, NOT_COMPARED = (
 )
 
 
-def compare_implementations(model_type: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def compare_implementations(model_type, dtype=torch.float32):
     """What `parting()` says of a model type with "eager" and with "sdpa", its kind and the outputs' error."""
     captures, outputs = {}, {}
     try:
@@ -65,7 +62,7 @@ def compare_implementations(model_type: str, dtype: torch.dtype = torch.float32)
     return {"kind": kind, "words": str(parting), "outputs": difference}
 
 
-def _difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+def _difference(a, b):
     """The largest difference of two outputs, relative to the norm of each tensor."""
     errors = [0.0]
     for name in a.keys() & b.keys():
@@ -75,7 +72,7 @@ def _difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float
     return max(errors, key=lambda error: (error != error, error))
 
 
-def main() -> int:
+def main():
     parser = survey_parser(__doc__)
     parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
@@ -83,7 +80,7 @@ def main() -> int:
     torch.set_num_threads(1)
     names = chosen_types(arguments)
     work = functools.partial(compare_implementations, dtype=getattr(torch, arguments.dtype))
-    results: dict[str, dict[str, Any]] = {}
+    results = {}
     start = time.monotonic()
     for name, result in each(names, work, arguments.workers, arguments.seconds):
         if "kind" not in result:  # its process failed

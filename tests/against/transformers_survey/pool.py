@@ -1,7 +1,5 @@
 """Model types surveyed in processes of their own, so that a crash or a hang ends one of them only."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -10,19 +8,15 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 MEMORY = 8 << 30  # bytes of address space of a worker
 
-Work = Callable[[str], dict[str, Any]]
 
-
-def each(names: list[str], work: Work, workers: int, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def each(names, work, workers, seconds):
     """`work(name)` for each name in forked processes, in the order in which they end; failures as "error"."""
     waiting = list(reversed(names))
-    running: dict[int, tuple[str, float, Path]] = {}
+    running = {}
     with tempfile.TemporaryDirectory() as folder:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -42,13 +36,13 @@ def each(names: list[str], work: Work, workers: int, seconds: float) -> Iterator
                     yield name, _result(path, status) | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def _result(path: Path, status: int) -> dict[str, Any]:
+def _result(path, status):
     if path.exists():
         return json.loads(path.read_text())
     return {"error": "process ended", "message": f"wait status {status}"}
 
 
-def _fork(work: Work, name: str, path: Path) -> int:
+def _fork(work, name, path):
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():

@@ -4,19 +4,16 @@ It knows names of fields and nothing about particular models; what a family need
 Windows, chunks and top-k are made shorter than the sequence of the survey, so that every mask matters.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
-from typing import Any
 
 VOCABULARY = 128
 WINDOW = 5  # keys in a sliding window; the survey's sequences are several times as long
 LAYERS_AT_MOST = 8
 
 # The first pattern that matches the whole name of a field gives its value.
-INTEGERS: list[tuple[str, int]] = [
+INTEGERS = [
     # Token ids have a range of their own, see `_token_id`.
     (r".*(vocab_size|num_embeddings|num_embeds)(_per_layer_input)?", VOCABULARY),
     (r"(type|modality_type)_vocab_size", 2),
@@ -118,9 +115,9 @@ NEVER = re.compile(
 )
 
 
-def small_values(config: Any, picture: int = 32, patch: int = 8) -> dict[str, Any]:
+def small_values(config, picture=32, patch=8):
     """The fields of a configuration that are to be changed, with their small values; sub-configs as dicts."""
-    values: dict[str, Any] = {}
+    values = {}
     fields = dict(vars(config))
     layered, count = _layers(config, fields)
     for name, value in fields.items():
@@ -157,7 +154,7 @@ def small_values(config: Any, picture: int = 32, patch: int = 8) -> dict[str, An
     return {name: value for name, value in values.items() if name in known or known == {"*"}}
 
 
-def _arguments(kind: type) -> set[str]:
+def _arguments(kind):
     """What a configuration class takes by name; "*" where it takes anything."""
     if dataclasses.is_dataclass(kind):
         return {field.name for field in dataclasses.fields(kind)} | {"model_type"}
@@ -166,7 +163,7 @@ def _arguments(kind: type) -> set[str]:
     return named | {"model_type"} if len(named) > 1 else {"*"}
 
 
-def _integer(name: str, value: Any) -> int | None:
+def _integer(name, value):
     """A small value for a field of this name, or None to leave it."""
     if type(value) is not int:
         return None
@@ -180,7 +177,7 @@ def _integer(name: str, value: Any) -> int | None:
     return None
 
 
-def _token_id(name: str, value: int) -> int | None:
+def _token_id(name, value):
     """An id inside the small vocabulary: the same for the same name, in the text's range for none."""
     fixed = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
     if name in fixed:
@@ -190,7 +187,7 @@ def _token_id(name: str, value: int) -> int | None:
     return None
 
 
-def _rope(value: dict[str, Any], model_type: str) -> dict[str, Any]:
+def _rope(value, model_type):
     """Rotary parameters for heads of 8; the sections of multimodal positions add up to half of what turns."""
     if any(isinstance(inner, dict) for inner in value.values()):
         return {k: _rope(x, model_type) if isinstance(x, dict) else x for k, x in value.items()}
@@ -202,7 +199,7 @@ def _rope(value: dict[str, Any], model_type: str) -> dict[str, Any]:
     return small
 
 
-def _layers(config: Any, fields: dict[str, Any]) -> tuple[dict[str, list[Any]], int | None]:
+def _layers(config, fields):
     """Lists with an entry a layer, cut so that every kind of layer stays; and how many layers that are."""
     try:
         depth = getattr(config, "num_hidden_layers", None)
@@ -217,9 +214,9 @@ def _layers(config: Any, fields: dict[str, Any]) -> tuple[dict[str, list[Any]], 
     }
     if not by_layer:
         return {}, None
-    kept: list[int] = []
+    kept = []
     for value in by_layer.values():
-        kinds: dict[str, int] = {}
+        kinds = {}
         for index, kind in enumerate(value):
             kinds.setdefault(str(kind), index)
         if len(kinds) <= LAYERS_AT_MOST // 2:  # else numbers that happen to be as many as there are layers
@@ -233,12 +230,12 @@ def _layers(config: Any, fields: dict[str, Any]) -> tuple[dict[str, list[Any]], 
     return {name: [_size_in_list(name, x) for x in value] for name, value in small.items()}, len(kept)
 
 
-def _size_in_list(name: str, value: Any) -> Any:
+def _size_in_list(name, value):
     small = _integer(name.removesuffix("_per_layer"), value)
     return value if small is None else small
 
 
-def _list(name: str, value: list[Any] | tuple[Any, ...], count: int | None) -> list[Any] | None:
+def _list(name, value, count):
     """A shorter or smaller list where its name says what it holds."""
     if not value or any(type(x) is not int for x in value):
         return None
@@ -259,5 +256,5 @@ def _list(name: str, value: list[Any] | tuple[Any, ...], count: int | None) -> l
     return None
 
 
-def _of_same_kind(value: Any, small: int) -> Any:
+def _of_same_kind(value, small):
     return type(value)([small] * len(value)) if isinstance(value, (list, tuple)) else small

@@ -1,28 +1,21 @@
 """One model type surveyed: its classes built small, run in every case and implementation, and judged."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterator
-from typing import Any
-
-from torch import nn
 
 from tests.against.transformers_survey import verdict as v
 from tests.against.transformers_survey.building import SIZES, build, class_names, find_class, small_config
 from tests.against.transformers_survey.cases import Case, cases_of, finite, first_that_runs
-from tests.against.transformers_survey.inputs import Inputs
 from tests.against.transformers_survey.judging import judge
 from tests.against.transformers_survey.mixers import mixers
 
 BUILDING = 20.0  # seconds of looking for a size and for inputs with which a class runs
 
 
-def survey(model_type: str, most_classes: int = 2) -> dict[str, Any]:
+def survey(model_type, most_classes=2):
     """The outcome of a model type with its reasons, as plain data."""
     names = class_names(model_type, most_classes)
     if not names:
@@ -39,7 +32,7 @@ def survey(model_type: str, most_classes: int = 2) -> dict[str, Any]:
     return {"type": model_type, "outcome": outcome, "reasons": reasons, "classes": classes}
 
 
-def survey_class(model_type: str, name: str) -> dict[str, Any]:
+def survey_class(model_type, name):
     try:
         model, inputs = small_model(model_type, name)
         token_mixers, untested = mixers(model, Case("given", inputs))
@@ -66,11 +59,11 @@ def survey_class(model_type: str, name: str) -> dict[str, Any]:
     }
 
 
-def small_model(model_type: str, name: str) -> tuple[nn.Module, Inputs]:
+def small_model(model_type, name):
     """A small model and inputs that it runs with; the error of the first attempt is raised if none does."""
     kind = find_class(name, model_type)
-    first: Exception | None = None
-    tried: set[str] = set()
+    first = None
+    tried = set()
     deadline = time.monotonic() + BUILDING
     for picture, patch in SIZES:
         try:
@@ -89,7 +82,7 @@ def small_model(model_type: str, name: str) -> tuple[nn.Module, Inputs]:
     raise first or ValueError("no size")
 
 
-def _implementations(model: nn.Module) -> Iterator[str]:
+def _implementations(model):
     """The model's own attention implementation, then "eager" and "sdpa" where it takes them; each is set."""
     default = str(getattr(model.config, "_attn_implementation", None))
     yield default

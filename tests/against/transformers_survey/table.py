@@ -1,7 +1,5 @@
 """The survey's results as text: a summary for its reader, and the page for the docs."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any
@@ -26,23 +24,23 @@ MEANING = {
 }
 
 
-def counts(results: Results) -> dict[str, int]:
+def counts(results):
     found = Counter(result["outcome"] for result in results)
     return {outcome: found[outcome] for outcome in v.ORDER if found[outcome]}
 
 
-def cases(results: Results) -> list[dict[str, Any]]:
+def cases(results):
     return [case for result in results for kind in result["classes"] for case in kind["cases"]]
 
 
-def reason_of(result: dict[str, Any], length: int = 160) -> str:
+def reason_of(result, length=160):
     """One line: the first reason that belongs to the type's outcome."""
     own = [r for r in result["reasons"] if r.startswith(result["outcome"])] or result["reasons"] or [""]
     text = re.sub(r"\s+", " ", own[0].removeprefix(f"{result['outcome']}: ")).replace("|", "/").strip()
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def summary(results: Results) -> str:
+def summary(results):
     """Every type that is not equal and certified, by outcome, with one line of reason."""
     lines = [
         f"# Capture against Transformers {transformers.__version__}: {len(results)} model types",
@@ -58,7 +56,7 @@ def summary(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def document(results: Results) -> str:
+def document(results):
     """The page for the docs: counts, then the model types of each outcome."""
     lines = [
         "# Capture and every model type of Transformers",
@@ -92,14 +90,14 @@ def document(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _in_words(result: dict[str, Any]) -> str:
+def _in_words(result):
     """The reason without the advice that follows it in every refusal, and without names of single layers."""
     text = reason_of(result, 400)
     text = re.split(r" calls neither|: it called |; regard\.capture|: name its attention", text)[0]
     return text if len(text) <= 150 else text[:149] + "…"
 
 
-def _runs(results: Results) -> str:
+def _runs(results):
     runs = cases(results)
     outputs = Counter(case["output"] or "without an output" for case in runs)
     kinds = ", ".join(f"{count} {kind}" for kind, count in outputs.most_common())

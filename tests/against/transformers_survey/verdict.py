@@ -34,10 +34,10 @@ class Verdict:
     compared: int = 0
     """Layers whose map was held against the weights of the plain run."""
 
-    def add(self, outcome: str, reason: str) -> None:
+    def add(self, outcome, reason):
         self.outcome = worst([self.outcome, outcome])
         self.reasons.append(f"{outcome}: {reason}")
 
 
-def worst(outcomes: list[str]) -> str:
+def worst(outcomes):
     return min(outcomes, key=ORDER.index)

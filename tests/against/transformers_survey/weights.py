@@ -4,14 +4,10 @@ Every softmax is kept with the module in which it ran; for a fused attention the
 arguments. Nothing of this knows Regard or Transformers.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -21,13 +17,13 @@ SOFTMAX = {aten._softmax.default, aten._safe_softmax.default}
 class Weights(TorchDispatchMode):
     """Inside this block, `found` gathers (name of the module, weights) of every attention that runs."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.names = {module: name for name, module in model.named_modules()}
-        self.calls: list[str] = []
-        self.found: list[tuple[str, Tensor]] = []
+        self.calls = []
+        self.found = []
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         result = op(*args, **(kwargs or {}))
         name = self.calls[-1] if self.calls else ""
         if op in SOFTMAX and result.ndim >= 3 and args[1] in (-1, result.ndim - 1):
@@ -37,7 +33,7 @@ class Weights(TorchDispatchMode):
         return result
 
     @contextmanager
-    def watching(self) -> Iterator[Weights]:
+    def watching(self):
         """The block itself, which also follows the modules as they are called."""
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
@@ -48,24 +44,15 @@ class Weights(TorchDispatchMode):
             before.remove()
             after.remove()
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module, _):
         self.calls.append(self.names.get(module, self.calls[-1] if self.calls else ""))
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, *_):
         if self.calls:
             self.calls.pop()
 
 
-def _fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
+def _fused(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """The weights (B, H, T, S) behind PyTorch's fused attention."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, T, S)
@@ -79,12 +66,12 @@ def _fused(
     return scores.softmax(-1).nan_to_num(0.0)  # rows that may look at nothing
 
 
-def steps_joined(found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+def steps_joined(found):
     """The steps of a generation as one matrix for each module: the prompt's rows, then a row a step.
 
     The keys of a step are the last ones up to its own token, or, if every step has as many, always the same.
     """
-    steps: dict[tuple[str, int, torch.Size], list[Tensor]] = {}
+    steps = {}
     for name, weights in found:
         steps.setdefault((name, weights.ndim, weights.shape[:-2]), []).append(weights)
     joined = []
@@ -104,7 +91,7 @@ def steps_joined(found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     return joined
 
 
-def as_maps(weights: Tensor, shape: tuple[int, int, int, int]) -> Tensor | None:
+def as_maps(weights, shape):
     """Recorded weights as (B, H, T, S), if they are as many; a learned sink's column is dropped."""
     B, H, T, S = shape
     if weights.shape[-1] == S + 1:

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.checker.corpus import right
+from tests.checker.corpus import all_right
 
 
 def _attend(q, k, v, scale=None, causal=False, softcap=0.0, window=(-1, -1), sinks=None):
@@ -127,14 +127,4 @@ def sink_attention(q, k, v, sinks, sm_scale):
     return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ v
 
 
-ENTRIES = [
-    right(flash_attn_varlen_func),
-    right(flash_attn_func),
-    right(flash_attn_varlen_qkvpacked_func),
-    right(flash_attn_with_kvcache),
-    right(paged_attention_into),
-    right(unified_attention),
-    right(decode_attention),
-    right(attention_lse_base2),
-    right(sink_attention),
-]
+ENTRIES = all_right(__name__)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import right, wrong
+from tests.checker.layers import FourLayers
 
 INF = float("inf")
 
@@ -73,27 +74,18 @@ def everything(
     return scores.softmax(-1) @ v
 
 
-class TwoMasks(nn.Module):
+class TwoMasks(FourLayers):
     """As torch's: True hides in both masks."""
-
-    def __init__(self, embed_dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            nn.Linear(embed_dim, embed_dim) for _ in range(4)
-        )
 
     def join(self, attn_mask, key_padding_mask):
         hidden = [m for m in (attn_mask, key_padding_mask) if m is not None]
         return torch.stack(torch.broadcast_tensors(*hidden)).any(0) if hidden else None
 
     def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
-        layers = ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
-        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer, x in layers)
+        q, k, v = self.project(query, key, value)
         padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
         hidden = self.join(attn_mask, padding)
-        mixed = F.scaled_dot_product_attention(q, k, v, None if hidden is None else ~hidden)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return self.finish(F.scaled_dot_product_attention(q, k, v, None if hidden is None else ~hidden))
 
 
 def divided_by_the_scale(q, k, v, scale=None):

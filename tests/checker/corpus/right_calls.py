@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.checker.corpus import Entry
+from tests.checker.corpus import all_right, undecided
+from tests.checker.layers import FourLayers
 
 d_k = 10  # a constant of the file, which `FileConstant` reads
 
@@ -30,24 +31,7 @@ def width_as_argument(q, k, v, d_k, mask=None, dropout=None):
     return torch.matmul(scores if dropout is None else dropout(scores), v)
 
 
-class Projected(nn.Module):
-    """Four layers and the split of heads, for the modules below."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
-
-    def project(self, *inputs):
-        layers = (self.q_proj, self.k_proj, self.v_proj)
-        heads = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
-        return [x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in heads]
-
-    def finish(self, mixed):
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
-
-
-class DocumentedMask(Projected):
+class DocumentedMask(FourLayers):
     """Attention of queries to keys and values."""
 
     def forward(self, queries, keys, values, attention_mask=None):
@@ -59,7 +43,7 @@ class DocumentedMask(Projected):
         return self.finish(scores.softmax(-1) @ v)
 
 
-class MaskMustBeGiven(Projected):
+class MaskMustBeGiven(FourLayers):
     """The mask has no default and may not be None."""
 
     def forward(self, x, mask):
@@ -68,7 +52,7 @@ class MaskMustBeGiven(Projected):
         return self.finish(scores.softmax(-1) @ v)
 
 
-class HeightAndWidth(Projected):
+class HeightAndWidth(FourLayers):
     """Patches of an image with its height and width, which only an option would need."""
 
     def forward(self, x, H, W):
@@ -77,7 +61,7 @@ class HeightAndWidth(Projected):
         return self.finish(F.scaled_dot_product_attention(q, k, v))
 
 
-class FixedWindow(Projected):
+class FixedWindow(FourLayers):
     """A window of exactly 3 × 2 patches."""
 
     def __init__(self, d_model, num_heads):
@@ -118,7 +102,7 @@ class PassesItsMaskOn(nn.Module):
         return self.att(query, key, value, attn_mask=attn_mask, key_padding_mask=key_padding_mask)
 
 
-class CachedCosines(Projected):
+class CachedCosines(FourLayers):
     """Cosines and sines in float32, computed at the first call and kept."""
 
     def __init__(self, d_model, num_heads):
@@ -140,7 +124,7 @@ class CachedCosines(Projected):
         return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
-class MaskAsASwitch(Projected):
+class MaskAsASwitch(FourLayers):
     """Any mask makes it causal; what it holds is not read."""
 
     def forward(self, x, mask=None):
@@ -148,15 +132,4 @@ class MaskAsASwitch(Projected):
         return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=mask is not None))
 
 
-ENTRIES = [
-    Entry("scale of a file's constant", FileConstant),
-    Entry("width of a head as an argument", width_as_argument),
-    Entry("mask documented to hide", DocumentedMask),
-    Entry("mask that must be given", MaskMustBeGiven),
-    Entry("height and width as arguments", HeightAndWidth),
-    Entry("one length only", FixedWindow),
-    Entry("time first by names", TimeFirstByNames),
-    Entry("mask passed on to PyTorch's layer", PassesItsMaskOn),
-    Entry("cosines kept from the first call", CachedCosines),
-    Entry("mask as a switch", MaskAsASwitch, verdict="undecided", why="mask"),
-]
+ENTRIES = [*all_right(__name__, "MaskAsASwitch"), undecided(MaskAsASwitch, "mask")]

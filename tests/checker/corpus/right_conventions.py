@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.checker.corpus import right
+from tests.checker.corpus import all_right
 
 INF = float("inf")
 
@@ -298,28 +298,4 @@ class OneLayerPerHead(nn.Module):
         return self.o(torch.cat(heads, -1))
 
 
-RIGHT = [
-    padding_keeps,
-    padding_keeps_with_queries,
-    padding_hides,
-    padding_stated,
-    PaddingKeeps,
-    checkpointed,
-    ReturnsBias,
-    CacheRefused,
-    refuses_windows,
-    FirstGPT,
-    KernelAndOffset,
-    TimeFirst,
-    chunks,
-    constant_blocks,
-    LocalHeads,
-    log_space,
-    by_lse,
-    merged_batch,
-    scale_on_both,
-    base_two,
-    named_weights,
-    OneLayerPerHead,
-]
-ENTRIES = [right(thing) for thing in RIGHT]
+ENTRIES = all_right(__name__, "NamedWAndB", "LocalArgs")

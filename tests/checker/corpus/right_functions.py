@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tests.checker.corpus import Entry
+from tests.checker.corpus import all_right
 
 
 def dictionary_lookup(X):
@@ -190,29 +190,4 @@ def flex_block_mask(q, k, v):
     return flex_attention(q, k, v, block_mask=mask)
 
 
-ENTRIES = [
-    Entry("lookup in two dimensions", dictionary_lookup),
-    Entry("scaled lookup in a batch", scaled_lookup),
-    Entry("two dimensions", two_dimensions),
-    Entry("NumPy", numpy_attention),
-    Entry("NumPy in batches", numpy_batched),
-    Entry("NumPy on one sequence", numpy_self_attention),
-    Entry("value, key, query", value_first),
-    Entry("key, query, value", key_query_value),
-    Entry("keyword-only function", keyword_only),
-    Entry("sliding window", sliding_window),
-    Entry("symmetric window", symmetric_window),
-    Entry("soft cap as an argument", soft_capped),
-    Entry("soft cap inside", capped_in_silence),
-    Entry("ALiBi", alibi),
-    Entry("prefix mask", prefix_attention),
-    Entry("chunk mask", chunk_attention),
-    Entry("softmax plus one", extra_zero_key),
-    Entry("loops", one_query_at_a_time),
-    Entry("valid lengths", valid_lengths),
-    Entry("heads without weights", with_heads_inside),
-    Entry("scale as an argument", scale_as_argument),
-    Entry("softmax in float32", half_inside),
-    Entry("FlexAttention", flex),
-    Entry("FlexAttention with a block mask", flex_block_mask),
-]
+ENTRIES = all_right(__name__)

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.checker.corpus import Entry
+from tests.checker.corpus import all_right, right
+from tests.checker.layers import FourLayers
 
 
 @dataclass
@@ -234,27 +235,19 @@ class InterleavedPartial(nn.Module):
         return self.out_proj(mixed.transpose(1, 2).reshape(B, T, C))
 
 
-class Float32Angles(nn.Module):
+class Float32Angles(FourLayers):
     """Angles in float32, whatever the inputs are, and 100,000 as their base."""
 
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(d_model, d_model, bias=False) for _ in range(4)
-        )
+    bias = False
 
     def forward(self, x):
-        q, k, v = (
-            p(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = self.project(x, x, x)
         T, D = q.shape[-2:]
         freqs = 1.0 / (100000.0 ** (torch.arange(0, D, 2, dtype=torch.float32) / D))
         angles = torch.outer(torch.arange(T, dtype=torch.float32), freqs).repeat(1, 2)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
-        return self.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 class FalconMultiQuery(nn.Module):
@@ -308,24 +301,19 @@ class QwenNorms(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
-class CohereNorms(nn.Module):
+class CohereNorms(FourLayers):
     """A layer norm of the whole projected queries and keys, before the heads are split."""
 
+    bias = False
+
     def __init__(self, hidden_size, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(4)
-        )
-        self.q_norm, self.k_norm = (
-            nn.LayerNorm(hidden_size, bias=False),
-            nn.LayerNorm(hidden_size, bias=False),
-        )
+        super().__init__(hidden_size, num_heads)
+        self.q_norm, self.k_norm = (nn.LayerNorm(hidden_size, bias=False) for _ in range(2))
 
     def forward(self, x):
         q, k, v = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
         q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return self.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 class CosineSimilarity(nn.Module):
@@ -363,22 +351,11 @@ class LearnedNormScale(nn.Module):
         return self.to_out(mixed.transpose(1, 2).flatten(2))
 
 
+PARTS = ("ModelArgs", "precompute_freqs_cis", "rotate_complex", "rotate_half", "repeat_kv")
+PARTS += ("RotaryModule", "RMSNorm", "CosSinArguments")
 ENTRIES = [
-    Entry("LLaMA, freqs_cis as an argument", LlamaComplex),
-    Entry(
-        "LLaMA, grouped heads", LlamaComplex, {"init": {"args": ModelArgs(dim=48, n_heads=4, n_kv_heads=2)}}
-    ),
-    Entry("LLaMA, freqs_cis as a buffer", LlamaBuffer),
-    Entry("cos and sin as arguments", CosSinArguments, {"true_means": "hide"}),
-    Entry("cos and sin as one argument", CosSinPair),
-    Entry("rotary module", RotaryInside),
-    Entry("rotary module, scaled positions", RotaryInside, {"init": {"scaling_factor": 4.0}}),
-    Entry("rotary, angles in float32", Float32Angles),
-    Entry("GPT-NeoX, partial rotary", NeoXPartial),
-    Entry("GPT-J, interleaved partial rotary", InterleavedPartial),
-    Entry("Falcon, one key head", FalconMultiQuery),
-    Entry("Qwen RMS norms and rotary", QwenNorms),
-    Entry("Cohere norms before the split", CohereNorms),
-    Entry("cosine similarity with a temperature", CosineSimilarity),
-    Entry("l2 norms with learned scales", LearnedNormScale),
+    *all_right(__name__, *PARTS),
+    right(CosSinArguments, true_means="hide"),
+    right(LlamaComplex, init={"args": ModelArgs(dim=48, n_heads=4, n_kv_heads=2)}),
+    right(RotaryInside, init={"scaling_factor": 4.0}),
 ]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.checker.corpus import Entry
+from tests.checker.corpus import all_right, right
 
 
 class ValuesKeysQuery(nn.Module):
@@ -339,35 +339,18 @@ class AddsItselfInFloat32(AddsItself):
 
 
 ENTRIES = [
-    Entry("values, keys, query", ValuesKeysQuery),
-    Entry("one projection for all heads", SharedPerHead),
-    Entry("keyword-only forward", KeywordOnly),
-    Entry("constant temperature", Temperature),
-    Entry("temperature of a width", Temperature(temperature=10**0.5)),
-    Entry("translation with residual and norm", TranslationAttention),
-    Entry("a layer behind nn.MultiheadAttention", ProjectsAgain),
-    Entry("nn.MultiheadAttention", nn.MultiheadAttention(48, 4, batch_first=True)),
-    Entry("nn.MultiheadAttention, time first, no bias", nn.MultiheadAttention(48, 4, bias=False)),
-    Entry(
-        "nn.MultiheadAttention as a class", nn.MultiheadAttention, {"init": {"embed_dim": 48, "num_heads": 4}}
-    ),
-    Entry("kdim and vdim", nn.MultiheadAttention(48, 4, kdim=20, vdim=20, batch_first=True)),
-    Entry("kdim unlike vdim", nn.MultiheadAttention(48, 4, kdim=20, vdim=24, batch_first=True)),
-    Entry("lazy layers", Lazy),
-    Entry("one sequence", OneSequence),
-    Entry("bare parameters", BareParameters),
-    Entry("mask (B, S) of tokens", PaddingOfTokens),
-    Entry("causal=True of the constructor", Selectable, {"init": {"causal": True}}),
-    Entry("dim= and heads= of the constructor", Selectable, {"init": {"dim": 64, "heads": 8}}),
-    Entry("dim= and heads= as options", Selectable, {"dim": 64, "heads": 8}),
-    Entry("causal=True as an option", Selectable, {"causal": True}),
-    Entry("dropout is None", DropoutIsAModule),
-    Entry("dropout is a module", DropoutIsAModule, {"init": {"dropout": nn.Dropout(0.2)}}),
-    Entry("dim_q and dim_k", HeadWithAnotherWidth, {"init": {"dim_in": 24, "dim_q": 20, "dim_k": 20}}),
-    Entry("layers without names", RowsNamedByLetters),
-    Entry("v, k, q and a mask of ones that hides", MaskIsAdded, {"true_means": "hide"}),
-    Entry("cross-attention to a memory", CrossFromMemory),
-    Entry("norm before the projections", BeforeItsNorm),
-    Entry("norm and residual inside", AddsItself),
-    Entry("norm, residual and a softmax in float32", AddsItselfInFloat32),
+    *all_right(__name__, "MaskIsAdded", "HeadWithAnotherWidth", "Selectable"),
+    right(Temperature(temperature=10**0.5)),
+    right(nn.MultiheadAttention(48, 4, batch_first=True)),
+    right(nn.MultiheadAttention(48, 4, bias=False)),
+    right(nn.MultiheadAttention, init={"embed_dim": 48, "num_heads": 4}),
+    right(nn.MultiheadAttention(48, 4, kdim=20, vdim=20, batch_first=True)),
+    right(nn.MultiheadAttention(48, 4, kdim=20, vdim=24, batch_first=True)),
+    right(Selectable, init={"causal": True}),
+    right(Selectable, init={"dim": 64, "heads": 8}),
+    right(Selectable, dim=64, heads=8),
+    right(Selectable, causal=True),
+    right(DropoutIsAModule, init={"dropout": nn.Dropout(0.2)}),
+    right(HeadWithAnotherWidth, init={"dim_in": 24, "dim_q": 20, "dim_k": 20}),
+    right(MaskIsAdded, true_means="hide"),
 ]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.checker.corpus import Entry
+from tests.checker.corpus import all_right, right
 
 
 class ViT(nn.Module):
@@ -315,25 +315,9 @@ class DownsampledHeads(nn.Module):
 
 
 ENTRIES = [
-    Entry("ViT", ViT),
-    Entry("ViT with layer norms of queries and keys", ViTLayerNorms),
-    Entry("images, channels first", ChannelsFirst),
-    Entry("images, channels first, norm and residual", ChannelsFirstResidual),
-    Entry("signals, channels first", SignalChannelsFirst),
-    Entry("images, channels last", ImagesLast),
-    Entry("diffusers, self-attention", Diffusers),
-    Entry("diffusers, cross-attention", Diffusers, {"init": {"cross_attention_dim": 32}}),
-    Entry("Perceiver, latents as a parameter", PerceiverPool),
-    Entry("CLIP", ClipText),
-    Entry("BERT, self", BertSelf),
-    Entry("BERT, with its output", BertWhole),
-    Entry("T5, scale stated", T5, {"scale": 1.0}),
-    Entry("speech toolkit", SpeechEncoder),
-    Entry("time first", TimeFirst),
-    Entry("inner width below the model's", DownsampledHeads),
-    Entry("nn.TransformerEncoderLayer", nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)),
-    Entry(
-        "nn.TransformerEncoderLayer, norm first",
-        nn.TransformerEncoderLayer(48, 4, 64, batch_first=True, norm_first=True),
-    ),
+    *all_right(__name__, "T5", "BertOutput"),
+    right(Diffusers, init={"cross_attention_dim": 32}),
+    right(T5, scale=1.0),
+    right(nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)),
+    right(nn.TransformerEncoderLayer(48, 4, 64, batch_first=True, norm_first=True)),
 ]

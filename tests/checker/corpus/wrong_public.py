@@ -7,22 +7,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import wrong
+from tests.checker.layers import FourLayers
 
 
-class Heads(nn.Module):
-    """Four layers, and the split of heads, for the modules below."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(d_model, d_model) for _ in range(4))
-
+class Heads(FourLayers):
     def heads(self, x):
-        layers = (self.q_proj, self.k_proj, self.v_proj)
-        return (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in layers)
-
-    def merge(self, y):
-        return self.o_proj(y.transpose(1, 2).flatten(2))
+        return self.project(x, x, x)
 
 
 class Width(nn.Module):
@@ -57,7 +47,7 @@ class DividedByScale(Heads):
 
     def forward(self, x):
         q, k, v = self.heads(x)
-        return self.merge(((q @ k.transpose(-2, -1)) / q.shape[-1] ** -0.5).softmax(dim=-1) @ v)
+        return self.finish(((q @ k.transpose(-2, -1)) / q.shape[-1] ** -0.5).softmax(dim=-1) @ v)
 
 
 class UnscaledCross(nn.Module):
@@ -148,7 +138,7 @@ class HidesWhatIsValid(Heads):
 
     def forward(self, x, attention_mask=None):
         mask = None if attention_mask is None else ~attention_mask
-        return self.merge(F.scaled_dot_product_attention(*self.heads(x), attn_mask=mask))
+        return self.finish(F.scaled_dot_product_attention(*self.heads(x), attn_mask=mask))
 
 
 class Tiled(nn.Module):
@@ -179,7 +169,7 @@ class DropoutInEval(Heads):
         self.attn_drop = nn.Dropout(attn_drop)
 
     def forward(self, x):
-        return self.merge(F.scaled_dot_product_attention(*self.heads(x), dropout_p=self.attn_drop.p))
+        return self.finish(F.scaled_dot_product_attention(*self.heads(x), dropout_p=self.attn_drop.p))
 
 
 class KeysProjectValues(Heads):
@@ -188,7 +178,7 @@ class KeysProjectValues(Heads):
     def forward(self, query, key, value):
         layers = ((self.q_proj, query), (self.k_proj, key), (self.k_proj, value))
         q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer, x in layers)
-        return self.merge(torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1) @ v)
+        return self.finish(torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1) @ v)
 
 
 def _turn(x, start=0):
@@ -212,7 +202,7 @@ class RotaryAlongHeads(Heads):
     def forward(self, x):
         q, k, v = self.heads(x)
         q, k = (_turn(t.transpose(1, 2)).transpose(1, 2) for t in (q, k))
-        return self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 class RotaryRestarts(Heads):
@@ -223,7 +213,7 @@ class RotaryRestarts(Heads):
         q, k = _turn(q), _turn(k)
         if cache is not None:
             k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
-        return self.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=_lower(q, k))), (k, v)
+        return self.finish(F.scaled_dot_product_attention(q, k, v, attn_mask=_lower(q, k))), (k, v)
 
 
 class CausalFlagWithCache(Heads):
@@ -242,7 +232,7 @@ class CausalFlagWithCache(Heads):
             if self.kv_cache is not None:
                 k, v = torch.cat([self.kv_cache[0], k], 2), torch.cat([self.kv_cache[1], v], 2)
             self.kv_cache = k, v
-        return self.merge(self.attend(q, k, v))
+        return self.finish(self.attend(q, k, v))
 
     def reset_cache(self):
         self.kv_cache = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,14 +39,14 @@ class Family:
     unembedding: str = "lm_head"
     is_decoder_beside: bool = False
 
-    def build(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+    def build(self, dtype=torch.float32):
         """A small model whose biases and norms are random too; a copy, which a test may change."""
         model = copy.deepcopy(self._model).to(dtype)
         torch.manual_seed(0)  # whether or not it was made just now
         return model
 
     @cached_property
-    def _model(self) -> nn.Module:
+    def _model(self):
         torch.manual_seed(0)
         model = build(self.model, self.settings)
         with torch.no_grad():
@@ -56,7 +55,7 @@ class Family:
                     parameter += 0.1 * torch.randn_like(parameter)
         return model
 
-    def inputs(self) -> dict[str, Tensor]:
+    def inputs(self):
         """Two texts."""
         drawn = torch.Generator().manual_seed(1)
         ids = {"input_ids": torch.randint(3, 97, (2, 11), generator=drawn)}
@@ -111,7 +110,7 @@ class FrozenModel:
     read: dict[str, Tensor] = field(default_factory=dict)
     written: dict[str, Tensor] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.projections = self._names(self.family.projections)
         self.mlps = self._names(self.family.mlps)
         self.norms = [name for name in self._names(self.family.norms) if "self_attn" not in name]
@@ -122,16 +121,16 @@ class FrozenModel:
         with self._hooked(dict.fromkeys((*names, self.family.unembedding), self._record)):
             self.model(**self.inputs)
 
-    def _names(self, pattern: str) -> list[str]:
+    def _names(self, pattern):
         names = [name for name, _ in self.model.named_modules()]
         return [name for name in names if re.search(rf"(^|\.){pattern}$", name)]
 
     @contextmanager
-    def _hooked(self, hooks: dict[str, Callable[[str, Tensor, Any], Any]]) -> Any:
+    def _hooked(self, hooks):
         handles = []
         for name, hook in hooks.items():
 
-            def called(module: nn.Module, args: Any, kwargs: Any, output: Any, name=name, hook=hook) -> Any:
+            def called(module, args, kwargs, output, name=name, hook=hook):
                 return hook(name, args[0] if args else kwargs["hidden_states"], output)
 
             handles.append(self.model.get_submodule(name).register_forward_hook(called, with_kwargs=True))
@@ -142,11 +141,11 @@ class FrozenModel:
             for handle in handles:
                 handle.remove()
 
-    def _record(self, name: str, read: Tensor, output: Any) -> None:
+    def _record(self, name, read, output):
         self.read[name] = read.clone()
         self.written[name] = (output[0] if isinstance(output, tuple) else output).clone()
 
-    def _norm(self, name: str, read: Tensor, output: Tensor) -> Tensor:
+    def _norm(self, name, read, output):
         """A norm with the scale that it had."""
         module = self.model.get_submodule(name)
         eps = next(x for key in ("eps", "variance_epsilon") if (x := getattr(module, key, None)) is not None)
@@ -157,10 +156,10 @@ class FrozenModel:
         scale = (before.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
         return self.written[name] + change * scale * weight
 
-    def _activation(self, name: str, read: Tensor, output: Tensor) -> Tensor:
+    def _activation(self, name, read, output):
         return read * self.written[name] / self.read[name]
 
-    def head_term(self, name: str, head: int) -> Tensor:
+    def head_term(self, name, head):
         """What a head adds to the output of its projection: the product with its slice of the weight."""
         read, H = self.read[name], self.model.config.num_attention_heads
         only = torch.zeros_like(read).unflatten(-1, (H, -1))
@@ -169,21 +168,21 @@ class FrozenModel:
         with torch.no_grad():
             return module(only.flatten(-2)) - module(torch.zeros_like(read))
 
-    def logits_without(self, removed: dict[str, Tensor]) -> Tensor:
+    def logits_without(self, removed):
         """The unembedding's output in the frozen model, without some terms of its residual stream."""
 
-        def branch(name: str, read: Tensor, output: Any) -> Any:
+        def branch(name, read, output):
             frozen = self.written[name] - removed.get(name, torch.zeros(()))
             return (frozen, *output[1:]) if isinstance(output, tuple) else frozen
 
-        hooks: dict[str, Any] = dict.fromkeys((*self.projections, *self.mlps), branch)
+        hooks = dict.fromkeys((*self.projections, *self.mlps), branch)
         hooks |= dict.fromkeys(self.norms, self._norm) | dict.fromkeys(self.activations, self._activation)
-        logits: dict[str, Tensor] = {}
+        logits = {}
 
-        def keep(name: str, read: Tensor, output: Tensor) -> None:
+        def keep(name, read, output):
             logits[name] = output
 
-        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def before(module, args, kwargs):
             change = removed.get(self.first_block[0], torch.zeros(()))
             if args:
                 return (args[0] - change, *args[1:]), kwargs

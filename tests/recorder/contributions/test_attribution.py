@@ -1,12 +1,8 @@
 """Direct logit attribution against models that are frozen by hooks, and its sums family by family."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
@@ -22,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_part_is_what_the_logit_loses_without_it_in_a_frozen_model(family: str) -> None:
+def test_each_part_is_what_the_logit_loses_without_it_in_a_frozen_model(family):
     model = FAMILIES[family].build()
     frozen = FrozenModel(FAMILIES[family], model, FAMILIES[family].inputs())
     seen = regard.capture(model, inputs=frozen.inputs, contributions=True)
@@ -30,7 +26,7 @@ def test_each_part_is_what_the_logit_loses_without_it_in_a_frozen_model(family: 
 
     whole = frozen.logits_without({})
 
-    def lost(name: str, term: Tensor) -> float:
+    def lost(name, term):
         return float((whole - frozen.logits_without({name: term}))[1, -3, TOKEN])
 
     written, some = frozen.written, share(range(model.config.num_attention_heads), 4, turn=1)
@@ -55,7 +51,7 @@ LOW = [torch.float32, torch.bfloat16]
     combine([x for x in FAMILIES if x not in EXPERTS], [torch.float64, *LOW]) + combine(EXPERTS, LOW),
     ids=str,
 )
-def test_the_parts_add_up_and_the_model_computes_the_same_bits(family: str, dtype: torch.dtype) -> None:
+def test_the_parts_add_up_and_the_model_computes_the_same_bits(family, dtype):
     model, inputs = FAMILIES[family].build(dtype), FAMILIES[family].inputs()
     with torch.no_grad(), regard.capture(model):
         plain = model(**inputs).logits
@@ -80,7 +76,7 @@ def test_the_parts_add_up_and_the_model_computes_the_same_bits(family: str, dtyp
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-oss", "t5", "bert"])
-def test_the_edges_of_a_head_sum_to_its_part(family: str) -> None:
+def test_the_edges_of_a_head_sum_to_its_part(family):
     model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
     seen = regard.capture(model, inputs=inputs, contributions=True)
     attribution = seen.attribution(TOKEN, AGAINST, position=4, batch=1)
@@ -90,7 +86,7 @@ def test_the_edges_of_a_head_sum_to_its_part(family: str) -> None:
         assert float(edges[4].double().sum()) == pytest.approx(float(attribution.heads[i, 2]), abs=1e-5)
 
 
-def qwen3_next(*layer_types: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def qwen3_next(*layer_types):
     """A small model whose layers are of these types, and a text."""
     torch.manual_seed(0)
     settings = LLAMA | {"head_dim": 16, "num_experts": 0, "layer_types": list(layer_types)}
@@ -100,7 +96,7 @@ def qwen3_next(*layer_types: str) -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {"input_ids": torch.randint(3, 97, (1, 9))}
 
 
-def test_the_edges_of_a_gated_head_sum_to_its_part() -> None:
+def test_the_edges_of_a_gated_head_sum_to_its_part():
     model, inputs = qwen3_next(*["full_attention"] * 3)
     seen = regard.capture(model, inputs=inputs, contributions=True)
     attribution = seen.attribution(TOKEN)
@@ -112,7 +108,7 @@ def test_the_edges_of_a_gated_head_sum_to_its_part() -> None:
         seen.value_weighted(1)
 
 
-def test_a_hybrid_model_names_what_is_no_softmax_attention() -> None:
+def test_a_hybrid_model_names_what_is_no_softmax_attention():
     model, inputs = qwen3_next("linear_attention", "full_attention", "linear_attention")
     with torch.no_grad():
         plain = model(**inputs).logits
@@ -127,7 +123,7 @@ def test_a_hybrid_model_names_what_is_no_softmax_attention() -> None:
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
-def test_regards_own_gpt(norm: str) -> None:
+def test_regards_own_gpt(norm):
     torch.manual_seed(0)
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), norm == "layer")
     sizes = {"vocab_size": 97, "context_length": 32, "num_layers": 2, "d_model": 32, "num_heads": 4}
@@ -145,7 +141,7 @@ def test_regards_own_gpt(norm: str) -> None:
     assert attribution.blocks == ["blocks.0", "blocks.1"]
 
 
-def test_the_included_model_says_mat_because_of_one_head() -> None:
+def test_the_included_model_says_mat_because_of_one_head():
     model = GPT.from_pretrained("default")
     text = "The cat sat on the mat. The cat sat on the"
     with torch.inference_mode():
@@ -154,21 +150,19 @@ def test_the_included_model_says_mat_because_of_one_head() -> None:
     assert attribution.adds_up
     layer, head = divmod(int(attribution.heads.argmax()), attribution.heads.shape[1])
     edges = attribution.edges(layer, head)[-1]
-    assert seen.tokens is not None
     assert seen.tokens[0][int(edges.argmax())] == " mat"
     assert "logit of ' mat' at position" in str(attribution)
     with pytest.raises(ValueError, match="token: expected a text that is one token, got ' mat the'"):
         seen.attribution(" mat the")
 
 
-def test_tokens_of_a_generation_are_attributed_at_their_own_positions() -> None:
+def test_tokens_of_a_generation_are_attributed_at_their_own_positions():
     model = FAMILIES["llama"].build()
     ids = FAMILIES["llama"].inputs()["input_ids"]
     is_token = torch.ones_like(ids)
     is_token[1, :2] = 0
     with regard.capture(model, contributions=True) as seen:
         model.generate(ids, attention_mask=is_token, max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert seen.ids is not None
     whole = torch.cat([is_token, torch.ones(2, seen.ids.shape[1] - ids.shape[1], dtype=torch.long)], 1)
     with torch.no_grad():
         logits = model(seen.ids, attention_mask=whole).logits
@@ -191,15 +185,15 @@ def test_tokens_of_a_generation_are_attributed_at_their_own_positions() -> None:
 class OddNorm(nn.Module):
     """Neither an RMSNorm nor a LayerNorm: it divides by the largest entry and squashes."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tanh(x / x.abs().amax(-1, keepdim=True)) * self.weight
 
 
-def test_a_norm_of_another_kind_does_not_add_up_and_is_named() -> None:
+def test_a_norm_of_another_kind_does_not_add_up_and_is_named():
     model = FAMILIES["llama"].build()
     model.model.norm = OddNorm(32)
     seen = regard.capture(model, inputs=FAMILIES["llama"].inputs(), contributions=True)
@@ -209,7 +203,7 @@ def test_a_norm_of_another_kind_does_not_add_up_and_is_named() -> None:
     assert any("model.norm is neither an RMSNorm nor a LayerNorm" in note for note in attribution.notes)
 
 
-def test_a_function_on_the_path_that_is_not_linear_is_named() -> None:
+def test_a_function_on_the_path_that_is_not_linear_is_named():
     torch.manual_seed(0)
     model = build("RobertaForMaskedLM", BERT)  # its prediction head calls gelu, not a module
     seen = regard.capture(model, inputs=FAMILIES["bert"].inputs(), contributions=True)
@@ -218,7 +212,7 @@ def test_a_function_on_the_path_that_is_not_linear_is_named() -> None:
     assert any(note.startswith("Gelu is on the path") for note in attribution.notes)
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_what_is_not_there_is_one_sentence(tmp_path):
     model, inputs = FAMILIES["llama"].build(), FAMILIES["llama"].inputs()
     seen = regard.capture(model, inputs=inputs)
     with pytest.raises(ValueError, match="attribution: expected a capture made with contributions=True"):
@@ -254,7 +248,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         seen.attribution(TOKEN)
 
 
-def test_pytorchs_own_layers_are_refused_and_run_as_without() -> None:
+def test_pytorchs_own_layers_are_refused_and_run_as_without():
     layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
     x = torch.randn(2, 5, 32)
@@ -269,7 +263,7 @@ def test_pytorchs_own_layers_are_refused_and_run_as_without() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "t5", "gpt-oss"])
-def test_an_edited_run_is_attributed_as_it_ran(family: str) -> None:
+def test_an_edited_run_is_attributed_as_it_ran(family):
     model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
     layer = "decoder.1" if family == "t5" else 1
     edits = (regard.ablate(layer, 2),)
@@ -291,16 +285,16 @@ def test_an_edited_run_is_attributed_as_it_ran(family: str) -> None:
 class LowRankLinear(nn.Module):
     """A linear layer with an adapter beside it, as LoRA has."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base):
         super().__init__()
         self.base, self.down = base, nn.Linear(base.in_features, 2, bias=False)
         self.up = nn.Linear(2, base.out_features, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.base(x) + self.up(self.down(x))
 
 
-def test_a_projection_with_an_adapter_beside_it_is_not_taken_for_the_whole() -> None:
+def test_a_projection_with_an_adapter_beside_it_is_not_taken_for_the_whole():
     model, inputs = FAMILIES["llama"].build(), FAMILIES["llama"].inputs()
     attention = model.model.layers[1].self_attn
     attention.o_proj = LowRankLinear(attention.o_proj)

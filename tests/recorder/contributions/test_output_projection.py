@@ -1,7 +1,5 @@
 """Output projections: found, certified, and equal to what hooks see."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +17,7 @@ from tests.sampling import examples
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_terms_of_the_heads_are_slices_of_the_projection_and_add_up_to_its_output(family: str) -> None:
+def test_the_terms_of_the_heads_are_slices_of_the_projection_and_add_up_to_its_output(family):
     model = FAMILIES[family].build()
     frozen = FrozenModel(FAMILIES[family], model, FAMILIES[family].inputs())
     seen = regard.capture(model, inputs=frozen.inputs, contributions=True)
@@ -47,9 +45,7 @@ def test_the_terms_of_the_heads_are_slices_of_the_projection_and_add_up_to_its_o
     st.integers(1, 9),
     st.integers(0, 1000),
 )
-def test_value_norms_are_those_of_the_projected_values(
-    B: int, groups: tuple[int, int], S: int, E: int, d: int, seed: int
-) -> None:
+def test_value_norms_are_those_of_the_projected_values(B, groups, S, E, d, seed):
     G, group = groups
     H, drawn = G * group, torch.Generator().manual_seed(seed)
     weight = torch.randn(d, H * E, generator=drawn)
@@ -61,14 +57,13 @@ def test_value_norms_are_those_of_the_projected_values(
     torch.testing.assert_close(norms.double(), projected.norm(dim=-1), atol=1e-5, rtol=1e-5)
 
 
-def test_a_value_weighted_map_has_the_entries_that_its_definition_says() -> None:
+def test_a_value_weighted_map_has_the_entries_that_its_definition_says():
     model = FAMILIES["llama"].build()
     frozen = FrozenModel(FAMILIES["llama"], model, FAMILIES["llama"].inputs())
     for heads in (None, [3, 1]):
         seen = regard.capture(model, inputs=frozen.inputs, contributions=True, heads=heads)
         captured = seen.layer(1)
         weight = model.model.layers[1].self_attn.o_proj.weight.detach().double().unflatten(1, (4, -1))
-        assert captured.values is not None
         for i, head in enumerate(captured.heads):
             v = captured.values.double()[:, i * captured.values.shape[1] // len(captured.heads)]
             sizes = (v @ weight[:, head].mT).norm(dim=-1)  # (B, S)
@@ -79,7 +74,7 @@ def test_a_value_weighted_map_has_the_entries_that_its_definition_says() -> None
 
 
 @torch.no_grad()
-def test_a_layer_with_other_numbers_is_no_output_projection() -> None:
+def test_a_layer_with_other_numbers_is_no_output_projection():
     output = torch.randn(2, 4, 5, 8)
     merged = output.transpose(1, 2).flatten(2)
     assert has_same_rows(merged, output)

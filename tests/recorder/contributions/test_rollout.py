@@ -1,15 +1,9 @@
 """Rollout against the product of dense matrices, in float64."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import regard
 from regard.recorder.contributions.rollout import roll_out
@@ -18,7 +12,7 @@ from tests.recorder.contributions.frozen_model import FAMILIES
 from tests.sampling import examples
 
 
-def dense_rollout(matrices: list[Tensor], norms: list[Tensor] | None = None) -> Tensor:
+def dense_rollout(matrices, norms=None):
     """The product of ½ (A + I) over the layers, the last layer first, for matrices (H, T, T)."""
     T = matrices[0].shape[-1]
     product = torch.eye(T, dtype=torch.float64)
@@ -34,7 +28,7 @@ def dense_rollout(matrices: list[Tensor], norms: list[Tensor] | None = None) -> 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
-def test_rollout_is_the_product_of_dense_matrices(data: Any) -> None:
+def test_rollout_is_the_product_of_dense_matrices(data):
     n = data.draw(strategies.sizes())
     n = n._replace(B=1, S=n.T)
     maps, norms = [], []
@@ -55,7 +49,7 @@ def test_rollout_is_the_product_of_dense_matrices(data: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-oss", "bert"])
-def test_rollout_of_a_model_by_attention_and_by_value(family: str) -> None:
+def test_rollout_of_a_model_by_attention_and_by_value(family):
     model = FAMILIES[family].build()
     seen = regard.capture(model, inputs=FAMILIES[family].inputs(), contributions=True)
     matrices = [m.to_dense()[1] for m in seen]
@@ -66,14 +60,13 @@ def test_rollout_of_a_model_by_attention_and_by_value(family: str) -> None:
     norms = []
     for layer in seen.layers:
         weight = seen.output_projection(layer.key).weights.weight.double().unflatten(1, (4, -1))
-        assert layer.values is not None
         values = layer.values[1].double().repeat_interleave(4 // layer.values.shape[1], 0)  # (H, S, E)
         norms.append(torch.einsum("hse,dhe->hsd", values, weight).norm(dim=-1))
     expected = dense_rollout(matrices, norms)[4]
     torch.testing.assert_close(seen.rollout(4, batch=1, by="value"), expected, atol=1e-6, rtol=1e-4)
 
 
-def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_part_of_a_model_is_refused(tmp_path):
     model, inputs = FAMILIES["llama"].build(), FAMILIES["llama"].inputs()
     for options in ({"layers": [0, 1]}, {"heads": [0, 1]}):
         seen = regard.capture(model, inputs=inputs, **options)
@@ -96,7 +89,7 @@ def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
             seen.rollout(**arguments)
 
 
-def test_a_model_with_several_stacks_is_rolled_out_stack_by_stack() -> None:
+def test_a_model_with_several_stacks_is_rolled_out_stack_by_stack():
     model, inputs = FAMILIES["t5"].build(), FAMILIES["t5"].inputs()
     seen = regard.capture(model, inputs=inputs)
     with pytest.raises(

@@ -5,16 +5,12 @@ At the end rank 1 is killed, and rank 0 has to notice.
 `test_sharded_models` starts it as `python -m`, and compares the folders with captures of one process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -27,7 +23,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]])
 OTHER_IDS = torch.tensor([[2, 7, 1, 8, 2, 8, 1]])
 
 
-def llama(kv_heads: int = 2) -> Any:
+def llama(kv_heads=2):
     """The same random model on every rank."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -37,7 +33,7 @@ def llama(kv_heads: int = 2) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def tensor_parallel(model: Any) -> Any:
+def tensor_parallel(model):
     """Split a model by Transformers' own plan; a single key/value head is gathered on every rank."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -50,13 +46,13 @@ def tensor_parallel(model: Any) -> Any:
     return apply_tensor_parallelism(model, init_device_mesh("cpu", (2,)), plan)
 
 
-def rank_number() -> int:
+def rank_number():
     return distributed.get_rank()
 
 
-def capture_sharded_models(folder: Path) -> None:
+def capture_sharded_models(folder):
     """Capture models that are split in every way, with what else the tests look at."""
-    about: dict[str, Any] = {}
+    about = {}
     for kv_heads in KV_HEADS:
         model = tensor_parallel(llama(kv_heads))
         seen = regard.capture(model, inputs={"input_ids": IDS}, folder=folder / f"tp-{kv_heads}", values=True)
@@ -82,7 +78,7 @@ def capture_sharded_models(folder: Path) -> None:
     (folder / f"about-{rank_number()}.json").write_text(json.dumps(about))
 
 
-def edits(source: regard.Capture) -> list[Any]:
+def edits(source):
     """Edits of heads that rank 1 has, and one that names heads of both ranks."""
     return [
         regard.ablate(0, 3),
@@ -91,7 +87,7 @@ def edits(source: regard.Capture) -> list[Any]:
     ]
 
 
-def edited_logits(model: Any) -> list[list[float]]:
+def edited_logits(model):
     """The last logits of a model with heads edited, for each of the edits."""
     source = regard.capture(model, inputs={"input_ids": IDS.flip(1)}, values=True)
     logits = []
@@ -101,12 +97,12 @@ def edited_logits(model: Any) -> list[list[float]]:
     return logits
 
 
-def swapped_outputs() -> dict[str, Any]:
+def swapped_outputs():
     """Capture a model whose ranks exchange the outputs of their heads after the attention has run."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    def swapped(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    def swapped(*args, **kwargs):
         output = sdpa_attention_forward(*args, **kwargs)[0].contiguous()
         both = [torch.empty_like(output) for _ in range(2)]
         distributed.all_gather(both, output)
@@ -119,7 +115,7 @@ def swapped_outputs() -> dict[str, Any]:
     return {"certified": [evidence.certified for evidence in certificate], "sentence": str(certificate[0])}
 
 
-def refusals() -> dict[str, str]:
+def refusals():
     """What is said where the heads of a rank cannot be numbered, or the residual stream not be recorded."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -143,7 +139,7 @@ def refusals() -> dict[str, str]:
     return said
 
 
-def capture_pipeline(folder: Path) -> None:
+def capture_pipeline(folder):
     """Capture a model whose first layers rank 0 has, and whose last layers rank 1."""
     from transformers.distributed.pipeline_parallel import apply_pipeline_parallelism
 
@@ -151,7 +147,7 @@ def capture_pipeline(folder: Path) -> None:
     regard.capture(model, inputs={"input_ids": IDS}, folder=folder, layers=[0, 2, 3])
 
 
-def capture_data_parallel(folder: Path) -> None:
+def capture_data_parallel(folder):
     """Capture models under FSDP2, on each rank with a text of its own."""
     ids = (IDS, OTHER_IDS)[rank_number()]
     model = llama()
@@ -161,7 +157,7 @@ def capture_data_parallel(folder: Path) -> None:
     regard.capture(model, inputs={"input_ids": ids}, folder=folder / f"fsdp-{rank_number()}")
 
 
-def lose_a_rank(folder: Path) -> None:
+def lose_a_rank(folder):
     """Open a capture of one model on both ranks, and kill rank 1 inside of it."""
     model = llama()
     with regard.capture(model, group=distributed.group.WORLD, folder=folder), torch.no_grad():

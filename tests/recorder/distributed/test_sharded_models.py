@@ -1,17 +1,12 @@
 """Models that two processes run together: one capture, with the numbers that heads have in the model."""
 
-from __future__ import annotations
-
 import json
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import regard
-from regard.recorder.result import Capture
 from regard.support.files import CaptureFileError
 from tests import ranks
 from tests.recorder.distributed.sharded_models_program import IDS, KV_HEADS, OTHER_IDS, edited_logits, llama
@@ -23,7 +18,7 @@ PROGRAM = "tests.recorder.distributed.sharded_models_program"
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[str]]:
+def ended(tmp_path_factory):
     """The folder of what two ranks have captured, how they ended, and what they wrote to standard error.
 
     The processes are started once for all tests.
@@ -37,22 +32,15 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], li
 
 
 @pytest.fixture
-def folder(ended: tuple[Path, list[int], list[str]]) -> Path:
+def folder(ended):
     return ended[0]
 
 
-def about(folder: Path, rank: int) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((folder / f"about-{rank}.json").read_text())
-    return data
+def about(folder, rank):
+    return json.loads((folder / f"about-{rank}.json").read_text())
 
 
-def load(folder: Path) -> Capture:
-    seen = regard.load(folder)
-    assert isinstance(seen, Capture)
-    return seen
-
-
-def assert_same_maps(seen: Capture, whole: Capture) -> None:
+def assert_same_maps(seen, whole):
     """Every head of every layer has the same weights, to rounding: ranks add up parts of sums."""
     assert seen.certificate.certified
     assert [layer.key for layer in seen.layers] == [layer.key for layer in whole.layers]
@@ -62,9 +50,9 @@ def assert_same_maps(seen: Capture, whole: Capture) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", KV_HEADS)
-def test_tensor_parallel_ranks_give_the_capture_of_one_process(folder: Path, kv_heads: int) -> None:
+def test_tensor_parallel_ranks_give_the_capture_of_one_process(folder, kv_heads):
     model = llama(kv_heads)
-    seen = load(folder / f"tp-{kv_heads}")
+    seen = regard.load(folder / f"tp-{kv_heads}")
     whole = regard.capture(model, inputs={"input_ids": IDS}, values=True)
     assert_same_maps(seen, whole)
     for layer, other in zip(seen.layers, whole.layers, strict=True):
@@ -75,7 +63,7 @@ def test_tensor_parallel_ranks_give_the_capture_of_one_process(folder: Path, kv_
 
 @pytest.mark.parametrize("kv_heads", KV_HEADS)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_numbers_its_heads_as_the_model_does(folder: Path, rank: int, kv_heads: int) -> None:
+def test_each_rank_numbers_its_heads_as_the_model_does(folder, rank, kv_heads):
     own = about(folder, rank)[f"tp-{kv_heads}"]
     heads = [2 * rank, 2 * rank + 1]
     assert own["heads"] == [heads] * 4
@@ -85,22 +73,22 @@ def test_each_rank_numbers_its_heads_as_the_model_does(folder: Path, rank: int, 
 
 
 @pytest.mark.parametrize("kv_heads", KV_HEADS)
-def test_every_rank_knows_the_certificate_of_all(folder: Path, kv_heads: int) -> None:
-    joined = str(load(folder / f"tp-{kv_heads}").certificate[0])
+def test_every_rank_knows_the_certificate_of_all(folder, kv_heads):
+    joined = str(regard.load(folder / f"tp-{kv_heads}").certificate[0])
     for rank in (0, 1):
         own = about(folder, rank)[f"tp-{kv_heads}"]
         assert own["certified"]
         assert own["evidence"] == joined
 
 
-def test_swapping_the_outputs_of_two_ranks_breaks_the_certificate(folder: Path) -> None:
+def test_swapping_the_outputs_of_two_ranks_breaks_the_certificate(folder):
     for rank in (0, 1):
         swapped = about(folder, rank)["swapped"]
         assert swapped["certified"] == [False] * 4
         assert "not certified" in swapped["sentence"]
 
 
-def test_edits_name_the_heads_of_the_model(folder: Path) -> None:
+def test_edits_name_the_heads_of_the_model(folder):
     model = llama()
     expected = torch.tensor(edited_logits(model))
     with torch.no_grad():
@@ -110,7 +98,7 @@ def test_edits_name_the_heads_of_the_model(folder: Path) -> None:
         torch.testing.assert_close(torch.tensor(about(folder, rank)["edits"]), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_what_cannot_be_numbered_is_refused_by_name(folder: Path) -> None:
+def test_what_cannot_be_numbered_is_refused_by_name(folder):
     for rank in (0, 1):
         said = about(folder, rank)["refusals"]
         assert (
@@ -123,31 +111,30 @@ def test_what_cannot_be_numbered_is_refused_by_name(folder: Path) -> None:
         )
 
 
-def test_a_generated_text_is_joined(folder: Path) -> None:
+def test_a_generated_text_is_joined(folder):
     model = llama()
     with regard.capture(model) as whole, torch.no_grad():
         model.generate(IDS, max_new_tokens=3, do_sample=False)
-    seen = load(folder / "generated")
+    seen = regard.load(folder / "generated")
     assert seen.boundary == whole.boundary == IDS.shape[1]
     assert_same_maps(seen, whole)
 
 
-def test_the_layers_of_a_pipeline_are_one_capture(folder: Path) -> None:
+def test_the_layers_of_a_pipeline_are_one_capture(folder):
     whole = regard.capture(llama(), inputs={"input_ids": IDS}, layers=[0, 2, 3])
-    assert_same_maps(load(folder / "pipeline"), whole)
+    assert_same_maps(regard.load(folder / "pipeline"), whole)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_data_parallel_rank_has_its_own_text(folder: Path, rank: int) -> None:
+def test_each_data_parallel_rank_has_its_own_text(folder, rank):
     ids = (IDS, OTHER_IDS)[rank]
-    seen = load(folder / f"fsdp-{rank}")
+    seen = regard.load(folder / f"fsdp-{rank}")
     assert seen.shard is None
-    assert seen.ids is not None
     assert torch.equal(seen.ids, ids)
     assert_same_maps(seen, regard.capture(llama(), inputs={"input_ids": ids}))
 
 
-def test_a_killed_rank_ends_the_others_with_one_sentence(ended: tuple[Path, list[int], list[str]]) -> None:
+def test_a_killed_rank_ends_the_others_with_one_sentence(ended):
     folder, statuses, errors = ended
     assert statuses == [1, -signal.SIGKILL]
     last = errors[0].strip().splitlines()[-1]

@@ -14,46 +14,44 @@ import regard
 class Homemade(nn.Module):
     """Somebody's attention, written as people write it."""
 
-    def __init__(self, causal: bool = True) -> None:
+    def __init__(self, causal=True):
         super().__init__()
         self.qkv, self.out, self.causal = nn.Linear(16, 48), nn.Linear(16, 16), causal
 
-    def forward(self, x: Tensor, *, flip: bool = False) -> Tensor:
+    def forward(self, x, *, flip=False):
         q, k, v = self.heads(x)
         scores = q @ k.mT / 2.0
         if self.causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
         self.mixed = scores.softmax(-1) @ v
-        out: Tensor = self.out(self.mixed.transpose(1, 2).flatten(2))
+        out = self.out(self.mixed.transpose(1, 2).flatten(2))
         return -out if flip else out
 
-    def heads(self, x: Tensor) -> Any:
+    def heads(self, x):
         return (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
 
 
 class Stack(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.ModuleDict({"attn": Homemade(), "norm": nn.LayerNorm(16)}) for _ in range(3)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for block in self.blocks:
             x = x + block["attn"](block["norm"](x), flip=True)
         return x
 
 
-def adapter(
-    module: Homemade, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-) -> dict[str, Any]:
+def adapter(module, args, kwargs, output):
     assert kwargs.get("flip") is True
     assert output.shape == args[0].shape
     q, k, v = module.heads(args[0])
     return {"q": q, "k": k, "v": v, "output": module.mixed, "mask": regard.causal, "scale": 0.5}
 
 
-def weights_of(module: Homemade, x: Tensor) -> Tensor:
+def weights_of(module, x):
     q, k, _ = module.heads(x)
     return (
         (q @ k.mT / 2.0)
@@ -63,7 +61,7 @@ def weights_of(module: Homemade, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("at", [{"blocks.*.attn": adapter}, {f"blocks.{n}.attn": adapter for n in (2, 0, 1)}])
-def test_modules_by_name_or_pattern(at: dict[str, Any]) -> None:
+def test_modules_by_name_or_pattern(at):
     model, x = Stack(), torch.randn(2, 7, 16)
     with torch.no_grad():
         plain = model(x)
@@ -79,7 +77,7 @@ def test_modules_by_name_or_pattern(at: dict[str, Any]) -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_named_tuples_single_sequences_and_calls_that_are_no_attention() -> None:
+def test_named_tuples_single_sequences_and_calls_that_are_no_attention():
     class Found(NamedTuple):
         q: Tensor
         k: Tensor
@@ -87,9 +85,9 @@ def test_named_tuples_single_sequences_and_calls_that_are_no_attention() -> None
         mask: Any = None
         output: Any = None
 
-    calls: list[int] = []
+    calls = []
 
-    def single(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def single(module, args, kwargs, output):
         calls.append(1)
         return None if len(calls) == 1 else Found(*[args[0].view(5, 2, 8).transpose(0, 1)] * 3)
 
@@ -103,8 +101,8 @@ def test_named_tuples_single_sequences_and_calls_that_are_no_attention() -> None
     assert not seen.certificate.certified
 
 
-def test_what_an_adapter_says_is_not_believed() -> None:
-    def wrong(module: Homemade, *call: Any) -> dict[str, Any]:
+def test_what_an_adapter_says_is_not_believed():
+    def wrong(module, *call):
         return adapter(module, *call) | {"mask": None}
 
     model = Stack()
@@ -140,14 +138,14 @@ def test_what_an_adapter_says_is_not_believed() -> None:
         (dict.fromkeys("qkv", torch.ones(1, 2, 4, 2)) | {"mask": torch.ones(4, 4)}, "ambiguous"),
     ],
 )
-def test_mistakes_are_told_with_the_name(said: Any, message: str) -> None:
+def test_mistakes_are_told_with_the_name(said, message):
     model = nn.ModuleDict({"a": nn.Identity()})
     with pytest.raises(ValueError, match=message), regard.capture(model, adapters={"a": lambda *call: said}):
         model["a"](torch.ones(1))
     assert "forward" not in vars(model["a"])
 
 
-def test_an_adapter_and_listening_to_a_modules_own_code_give_the_same_maps() -> None:
+def test_an_adapter_and_listening_to_a_modules_own_code_give_the_same_maps():
     model, x = Stack().eval(), torch.randn(2, 5, 16)
     told = regard.capture(model, inputs=x, adapters={"blocks.*.attn": adapter})
     heard = regard.capture(model, inputs=x)
@@ -158,8 +156,8 @@ def test_an_adapter_and_listening_to_a_modules_own_code_give_the_same_maps() -> 
         assert str(ours.map.mask) == "causal"
 
 
-def test_an_adapter_that_fails_leaves_the_model_as_it_was() -> None:
-    def failing(*call: Any) -> None:
+def test_an_adapter_that_fails_leaves_the_model_as_it_was():
+    def failing(*call):
         raise ZeroDivisionError("mine")
 
     model = Stack()

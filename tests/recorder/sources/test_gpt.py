@@ -1,30 +1,23 @@
 """regard's own attention seen: a GPT that reads and writes, every cache; models with the layer inside."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import character_tokenizer
 from regard.layers import KVCache, SinkCache, WindowCache
-from regard.recorder import Capture
 from tests.sampling import combine, examples
 
 
-def a_gpt(**changes: Any) -> GPT:
+def a_gpt(**changes):
     sizes = dict(vocab_size=32, context_length=64, num_layers=2, num_heads=4, d_model=32, positions="rotary")
     return GPT(Config(**(sizes | changes))).eval()
 
 
-def captured(model: nn.Module, *args: Any, **kwargs: Any) -> Capture:
+def captured(model, *args, **kwargs):
     """What a capture of one call sees, after comparing the call with the same without capture."""
     with torch.no_grad():
         plain = model(*args, **kwargs)
@@ -36,7 +29,7 @@ def captured(model: nn.Module, *args: Any, **kwargs: Any) -> Capture:
     return seen
 
 
-def assert_same(seen: Capture, maps: list[regard.AttentionMap], atol: float = 1e-6) -> None:
+def assert_same(seen, maps, atol=1e-6):
     assert len(seen) == len(maps)
     for found, wanted in zip(seen, maps, strict=True):
         torch.testing.assert_close(found.to_dense(), wanted.to_dense(), atol=atol, rtol=1e-4)
@@ -50,7 +43,7 @@ def assert_same(seen: Capture, maps: list[regard.AttentionMap], atol: float = 1e
     T=st.integers(1, 12),
     padded=st.booleans(),
 )
-def test_a_reading_gpt(kv: int, window: Any, positions: str, qk_norm: bool, T: int, padded: bool) -> None:
+def test_a_reading_gpt(kv, window, positions, qk_norm, T, padded):
     model = a_gpt(num_kv_heads=kv, window=window, positions=positions, qk_norm=qk_norm)
     ids = torch.randint(0, 32, (3, T))
     is_token = torch.arange(T) < torch.randint(1, T + 1, (3, 1)) if padded else None
@@ -71,7 +64,7 @@ def test_a_reading_gpt(kv: int, window: Any, positions: str, qk_norm: bool, T: i
     new=st.integers(2, 9),
     B=st.integers(1, 2),
 )
-def test_a_writing_gpt_is_stitched_into_one_map(kv: int, window: Any, new: int, B: int) -> None:
+def test_a_writing_gpt_is_stitched_into_one_map(kv, window, new, B):
     model = a_gpt(num_kv_heads=kv, window=window)
     prompt = torch.randint(0, 32, (B, 6))
     plain = model.generate(prompt, max_new_tokens=new)
@@ -86,7 +79,7 @@ def test_a_writing_gpt_is_stitched_into_one_map(kv: int, window: Any, new: int, 
     assert [str(m.mask) for m in seen] == [str(m.mask) for m in wanted]
 
 
-def test_prompts_of_different_lengths_generate_together() -> None:
+def test_prompts_of_different_lengths_generate_together():
     model = a_gpt()
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
     plain = model.generate(prompts, max_new_tokens=4)
@@ -101,7 +94,7 @@ def test_prompts_of_different_lengths_generate_together() -> None:
     assert float(seen[1][0, :, 2:].to_dense()[..., :2].abs().max()) == 0.0
 
 
-CACHES: list[Callable[[], KVCache]] = [
+CACHES = [
     KVCache,
     lambda: WindowCache(4),
     lambda: SinkCache(2, 4),
@@ -113,7 +106,7 @@ CACHES: list[Callable[[], KVCache]] = [
 @pytest.mark.parametrize(
     ("cache", "cuts"), combine(CACHES, [[5, 1, 1, 1, 1, 1, 1, 1], [1] * 12, [3, 4, 5], [12]])
 )
-def test_every_cache_is_stitched(cache: Any, cuts: list[int]) -> None:
+def test_every_cache_is_stitched(cache, cuts):
     model = a_gpt(num_kv_heads=2)
     ids = torch.randint(0, 32, (2, 12))
     caches = [cache() for _ in range(2)]
@@ -126,7 +119,7 @@ def test_every_cache_is_stitched(cache: Any, cuts: list[int]) -> None:
     assert_same(seen, model.maps(ids, mask=caches[0].rule))
 
 
-def test_a_capture_that_comes_late_shows_what_is_held() -> None:
+def test_a_capture_that_comes_late_shows_what_is_held():
     model = a_gpt()
     ids = torch.randint(0, 32, (1, 12))
     caches = [SinkCache(2, 3) for _ in range(2)]
@@ -138,7 +131,7 @@ def test_a_capture_that_comes_late_shows_what_is_held() -> None:
     assert seen[0].shape[2] == 3
 
 
-def test_passes_of_their_own() -> None:
+def test_passes_of_their_own():
     model = a_gpt()
     first, second = torch.randint(0, 32, (1, 5)), torch.randint(0, 32, (1, 8))
     with torch.no_grad(), regard.capture(model) as seen:
@@ -151,7 +144,7 @@ def test_passes_of_their_own() -> None:
     assert_same(seen.passes[0], model.maps(first), atol=0.0)
 
 
-def test_text_goes_in_and_tokens_come_out() -> None:
+def test_text_goes_in_and_tokens_come_out():
     model = a_gpt(vocab_size=9)
     model.tokenizer = character_tokenizer("abcdefgh ")
     seen = regard.capture(model, text="a bad cab")

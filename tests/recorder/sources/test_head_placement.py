@@ -1,9 +1,6 @@
 """Which heads of the model a rank has: what parameters say, and what is refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,23 +18,18 @@ WIDTH = 8
 class Attention(nn.Module):
     """A module of some heads, with the config of its model."""
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config=None):
         super().__init__()
         self.q_proj, self.o_proj = nn.Linear(4, 4), nn.Linear(4, 4)
         self.config = config
 
 
-def a_call(H: int, G: int) -> AttentionCall:
+def a_call(H, G):
     q, k = torch.randn(1, H, 5, WIDTH), torch.randn(1, G, 5, WIDTH)
     return AttentionCall(q, k, k, q.clone(), None, regard.causal, 1.0)
 
 
-def place(
-    monkeypatch: pytest.MonkeyPatch,
-    slices: dict[str, Slice | None],
-    call: AttentionCall,
-    kv_heads: int | None = None,
-) -> AttentionCall | UnreadableCall:
+def place(monkeypatch, slices, call, kv_heads=None):
     """Place the heads of a call by a module whose parameters are split like this."""
     module = Attention(SimpleNamespace(num_key_value_heads=kv_heads))
     parts = {id(parameter): slices.get(name) for name, parameter in module.named_parameters()}
@@ -50,26 +42,19 @@ def place(
     ("heads", "kv_heads", "declared", "expected"),
     [(2, 2, 4, (2, 3)), (2, 1, 2, (1,)), (2, 1, 1, (0,)), (2, 2, None, (2, 3)), (2, 2, 2, (2, 3))],
 )
-def test_the_output_projection_numbers_the_heads(
-    monkeypatch: pytest.MonkeyPatch,
-    heads: int,
-    kv_heads: int,
-    declared: int | None,
-    expected: tuple[int, ...],
-) -> None:
+def test_the_output_projection_numbers_the_heads(monkeypatch, heads, kv_heads, declared, expected):
     """Rank 1 of two, in a model of four heads: the second half of the inputs of the output projection."""
-    slices: dict[str, Slice | None] = {
+    slices = {
         "o_proj.weight": Slice(1, 16, 16, 32),
         "q_proj.weight": Slice(0, 16, 16, 32),
     }
     placed = place(monkeypatch, slices, a_call(heads, kv_heads), declared)
-    assert isinstance(placed, AttentionCall)
     assert placed.heads == (2, 3)
     assert placed.placement == Placement(4, expected)
     assert (placed.total_heads, placed.numbers([0, 1]), placed.local_heads([0, 3])) == (4, [2, 3], [1])
 
 
-def test_heads_that_every_rank_has_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_every_rank_has_stay_as_they_are(monkeypatch):
     call = a_call(4, 4)
     assert place(monkeypatch, {"o_proj.weight": Slice(1, 16, 16, 32)}, call) is call
     assert place(monkeypatch, {}, call) is call
@@ -92,16 +77,14 @@ def test_heads_that_every_rank_has_stay_as_they_are(monkeypatch: pytest.MonkeyPa
         ),
     ],
 )
-def test_an_order_that_nothing_shows_is_refused(
-    monkeypatch: pytest.MonkeyPatch, slices: dict[str, Slice | None], call: AttentionCall, message: str
-) -> None:
+def test_an_order_that_nothing_shows_is_refused(monkeypatch, slices, call, message):
     placed = place(monkeypatch, slices, call)
     assert isinstance(placed, UnreadableCall)
     assert "nothing shows which of the model's heads this rank has" in placed.reason
     assert message in placed.reason
 
 
-def test_a_split_that_no_parameter_shows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_that_no_parameter_shows_is_refused(monkeypatch):
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
     module = Attention(SimpleNamespace(num_attention_heads=4))

@@ -1,12 +1,7 @@
 """Grouped heads that a function packs into the axis of the tokens, as Transformers does since 5.23."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 import regard
 
@@ -14,9 +9,7 @@ transformers = pytest.importorskip("transformers")
 CLOSE = {"atol": 1e-6, "rtol": 1e-5}
 
 
-def packing_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
+def packing_attention(module, query, key, value, mask, **options):
     """Attention that computes a single token of H query heads as H / G tokens of the G heads of its keys."""
     B, H, T, D = query.shape
     G, is_causal = key.shape[1], mask is None and T > 1
@@ -29,7 +22,7 @@ def packing_attention(
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+def model(monkeypatch):
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     from transformers.modeling_utils import AttentionInterface
 
@@ -47,14 +40,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def padded() -> tuple[Tensor, Tensor]:
+def padded():
     ids = torch.randint(3, 97, (2, 7))
     is_token = torch.ones_like(ids)
     is_token[1, :2] = 0
     return ids, is_token
 
 
-def generate(model: Any, ids: Tensor, is_token: Tensor) -> Any:
+def generate(model, ids, is_token):
     return model.generate(
         ids,
         attention_mask=is_token,
@@ -66,7 +59,7 @@ def generate(model: Any, ids: Tensor, is_token: Tensor) -> Any:
     )
 
 
-def test_a_generation_is_the_capture_of_its_text(model: Any) -> None:
+def test_a_generation_is_the_capture_of_its_text(model):
     ids, is_token = padded()
     with regard.capture(model) as seen:
         text = generate(model, ids, is_token).sequences[:, :-1]
@@ -79,7 +72,7 @@ def test_a_generation_is_the_capture_of_its_text(model: Any) -> None:
         torch.testing.assert_close(m.to_dense(), e.to_dense(), **CLOSE)
 
 
-def test_an_edit_names_the_heads_of_the_model(model: Any) -> None:
+def test_an_edit_names_the_heads_of_the_model(model):
     ids, is_token = padded()
     with regard.intervene(model, regard.ablate(1, 3)):
         edited = generate(model, ids, is_token)

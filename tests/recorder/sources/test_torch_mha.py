@@ -1,10 +1,7 @@
 """PyTorch's attention seen: maps equal its weights, outputs keep their bits, nothing is left behind."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import regard
-from regard.recorder import Capture
 from regard.recorder.sources.mask_tensors import as_rule
 
 pytestmark = [
@@ -37,7 +33,7 @@ def _nothing_is_left_behind():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def captured(model: nn.Module, *args: Any, certified: bool = True, **kwargs: Any) -> Capture:
+def captured(model, *args, certified=True, **kwargs):
     """What a capture of one call sees, after comparing the call with the same without capture."""
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     state = torch.random.get_rng_state()
@@ -57,7 +53,7 @@ def captured(model: nn.Module, *args: Any, certified: bool = True, **kwargs: Any
     return seen
 
 
-def heads_of(mha: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Tensor:
+def heads_of(mha, *args, **kwargs):
     """The module's own weights, (B, H, T, S), from its own slow path."""
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -71,7 +67,7 @@ def heads_of(mha: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Tensor:
 class Drawn:
     """An attention and a call of it."""
 
-    def __init__(self, draw: Any) -> None:
+    def __init__(self, draw):
         self.H, D = draw(st.sampled_from([(1, 4), (2, 4), (3, 2), (4, 8)]))
         width = self.H * D
         batched = draw(st.booleans())
@@ -97,13 +93,13 @@ class Drawn:
             for weight in self.module.parameters():  # biases start as 0, which would hide that one is missing
                 weight.copy_(torch.randn_like(weight) * 0.6)
 
-        def given(length: int, size: int) -> Tensor:
+        def given(length, size):
             shape = (B, length, size) if first else (length, B, size) if batched else (length, size)
             return torch.randn(shape)
 
         query = given(T, width)
         self.args = (query,) * 3 if alone else (query, given(S, kdim or width), given(S, vdim or width))
-        self.kwargs: dict[str, Any] = {}
+        self.kwargs = {}
         if (kind := draw(st.sampled_from([None, "bool", "float", "causal", "heads"]))) is not None:
             hidden = torch.rand(T, S) < 0.4
             if kind == "causal":
@@ -119,14 +115,14 @@ class Drawn:
         self.hint = kind == "causal" and draw(st.booleans())
         self.need = draw(st.booleans())
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         shapes = [tuple(x.shape) for x in self.args]
         masks = {name: tuple(x.shape) for name, x in self.kwargs.items()}
         return f"{self.module} {shapes} {masks} hint={self.hint} need_weights={self.need}"
 
 
 @given(drawn=st.composite(Drawn)(), grad=st.booleans())
-def test_maps_are_the_modules_own_weights(drawn: Drawn, grad: bool) -> None:
+def test_maps_are_the_modules_own_weights(drawn, grad):
     options = {"need_weights": drawn.need, "is_causal": drawn.hint}
     wanted = heads_of(drawn.module, *drawn.args, **drawn.kwargs)
     with torch.set_grad_enabled(grad):
@@ -144,9 +140,7 @@ def test_maps_are_the_modules_own_weights(drawn: Drawn, grad: bool) -> None:
     batch_first=st.booleans(),
     grad=st.booleans(),
 )
-def test_encoders_in_every_way_that_they_run(
-    pick: Any, norm_first: bool, activation: str, batch_first: bool, grad: bool
-) -> None:
+def test_encoders_in_every_way_that_they_run(pick, norm_first, activation, batch_first, grad):
     heads = pick.draw(st.sampled_from([1, 2, 3, 4]))  # an odd number has no fast path
     B, T = pick.draw(st.integers(1, 3)), pick.draw(st.integers(1, 80))
     torch.manual_seed(pick.draw(st.integers(0, 2**20)))
@@ -196,8 +190,8 @@ def test_encoders_in_every_way_that_they_run(
     assert float((wanted[..., n:] * real[:, None, :, None]).sum()) == 0.0
 
 
-def test_the_fast_path_is_really_taken_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[str] = []
+def test_the_fast_path_is_really_taken_and_seen(monkeypatch):
+    taken = []
     for name in ("_native_multi_head_attention", "_transformer_encoder_layer_fwd"):
         original = getattr(torch, name)
         monkeypatch.setattr(
@@ -217,7 +211,7 @@ def test_the_fast_path_is_really_taken_and_seen(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(seen[0].to_dense(), alone[0].to_dense())
 
 
-def test_rows_of_padding_that_the_fused_encoder_does_not_compute_are_zeros() -> None:
+def test_rows_of_padding_that_the_fused_encoder_does_not_compute_are_zeros():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
     x, hidden = torch.randn(2, 9, 16), torch.arange(9) >= torch.tensor([4, 9])[:, None]
@@ -232,7 +226,7 @@ def test_rows_of_padding_that_the_fused_encoder_does_not_compute_are_zeros() -> 
         assert "5 without a visible key are shown as zeros" in str(captured_layer.evidence)
 
 
-def test_float_masks_as_the_fast_path_reads_them() -> None:
+def test_float_masks_as_the_fast_path_reads_them():
     """The fused layer hides where a float mask is not 0, the slow path adds it: each is shown as it ran."""
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
     x, bias = torch.randn(2, 5, 16), torch.zeros(5, 5)
@@ -246,7 +240,7 @@ def test_float_masks_as_the_fast_path_reads_them() -> None:
     assert float(slow[0].to_dense()[..., 3:].min()) > 0.0
 
 
-def test_a_row_that_sees_nothing_is_not_certified() -> None:
+def test_a_row_that_sees_nothing_is_not_certified():
     mha = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x, hidden = torch.randn(1, 4, 8), torch.zeros(4, 4, dtype=torch.bool)
     hidden[2] = True
@@ -257,7 +251,7 @@ def test_a_row_that_sees_nothing_is_not_certified() -> None:
     assert "own output is NaN" in str(seen.certificate)
 
 
-def test_self_and_cross_are_told_apart() -> None:
+def test_self_and_cross_are_told_apart():
     model = nn.Transformer(16, 4, 2, 3, 32, batch_first=True).eval()
     source, target = torch.randn(2, 7, 16), torch.randn(2, 5, 16)
     order = nn.Transformer.generate_square_subsequent_mask(5)
@@ -291,18 +285,17 @@ def test_self_and_cross_are_told_apart() -> None:
         assert len(seen.maps_of("cross")) == 3
 
 
-def test_attention_without_a_stack_is_numbered() -> None:
+def test_attention_without_a_stack_is_numbered():
     class Pooled(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
             self.pool = nn.MultiheadAttention(8, 2, batch_first=True)
             self.probe = nn.Parameter(torch.randn(1, 1, 8))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             x = self.encoder(x)
-            pooled: Tensor = self.pool(self.probe.expand(len(x), -1, -1), x, x)[0]
-            return pooled
+            return self.pool(self.probe.expand(len(x), -1, -1), x, x)[0]
 
     with torch.no_grad():
         seen = captured(Pooled().eval(), torch.randn(2, 5, 8))
@@ -313,7 +306,7 @@ def test_attention_without_a_stack_is_numbered() -> None:
     ]
 
 
-def test_dropout_in_training_is_a_problem_and_nothing_else_changes() -> None:
+def test_dropout_in_training_is_a_problem_and_nothing_else_changes():
     mha = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
     x = torch.randn(1, 6, 8)
     for need in (True, False):
@@ -325,7 +318,7 @@ def test_dropout_in_training_is_a_problem_and_nothing_else_changes() -> None:
 
 
 @given(pick=st.data())
-def test_a_tensor_becomes_a_rule_that_says_the_same(pick: Any) -> None:
+def test_a_tensor_becomes_a_rule_that_says_the_same(pick):
     B, H, T, S = (pick.draw(st.integers(1, n)) for n in (3, 2, 6, 6))
     torch.manual_seed(pick.draw(st.integers(0, 2**20)))
     allowed = torch.ones(B, H, T, S, dtype=torch.bool)

@@ -1,13 +1,9 @@
 """Transformers' mask functions as rules: the same on every entry, by name where they are known."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.sampling import combine, share
 
@@ -21,11 +17,11 @@ PACKED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 
 LEFT = torch.tensor([3, 0])
 
 
-def odd(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def odd(b, h, q, k):
     return (q - k) % 2 == 0
 
 
-FUNCTIONS: dict[str, tuple[Any, str]] = {
+FUNCTIONS = {
     "causal": (masking_utils.causal_mask_function, "causal"),
     "window": (masking_utils.sliding_window_causal_mask_function(4), "causal & window(4)"),
     "window both ways": (
@@ -55,7 +51,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
 }
 
 
-def padded(side: str) -> Tensor | None:
+def padded(side):
     if side == "none":
         return None
     real = torch.ones(B, 12, dtype=torch.bool)
@@ -71,7 +67,7 @@ WHOLE, *PARTS = [(12, 12, 0, 0), (3, 12, 9, 0), (1, 5, 11, 7)]
     ("name", "side", "sizes"),
     [(*case, WHOLE) for case in combine(FUNCTIONS, SIDES)] + share(product(FUNCTIONS, SIDES, PARTS), 5),
 )
-def test_the_same_as_the_dense_mask(name: str, side: str, sizes: tuple[int, ...]) -> None:
+def test_the_same_as_the_dense_mask(name, side, sizes):
     T, S, q_offset, kv_offset = sizes
     function, text = FUNCTIONS[name]
     asked = {
@@ -95,17 +91,17 @@ def test_the_same_as_the_dense_mask(name: str, side: str, sizes: tuple[int, ...]
         assert str(ours.rule) == (text if side == "none" else with_padding)
 
 
-def test_a_static_cache_is_cut_to_what_is_written() -> None:
+def test_a_static_cache_is_cut_to_what_is_written():
     ours = rule_mask(B, 1, 64, torch.tensor(11), 0, masking_utils.causal_mask_function, padded("left"))
     theirs = masking_utils.sdpa_mask(B, 1, 64, 11, 0, masking_utils.causal_mask_function, padded("left"))
     assert ours.keys == 12
     assert torch.equal(ours.dense_tensor(), theirs)
 
 
-def test_a_recognised_function_that_lies_is_not_believed() -> None:
+def test_a_recognised_function_that_lies_is_not_believed():
     """Were Transformers to change what a function means, the sample would show it."""
 
-    def causal_mask_function(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def causal_mask_function(b, h, q, k):
         return k < q
 
     causal_mask_function.__module__ = "transformers.masking_utils"
@@ -114,7 +110,7 @@ def test_a_recognised_function_that_lies_is_not_believed() -> None:
     assert torch.equal(ours.dense_tensor()[0, 0], torch.ones(12, 12).tril(-1).bool())
 
 
-def test_a_rule_passes_for_a_tensor_and_turns_into_one_when_reckoned_with() -> None:
+def test_a_rule_passes_for_a_tensor_and_turns_into_one_when_reckoned_with():
     mask = rule_mask(B, 12, 12, attention_mask=padded("left"))
     dense = mask.dense_tensor()
     assert (mask.ndim, mask.dtype, mask.device.type) == (4, torch.bool, "cpu")

@@ -1,13 +1,10 @@
 """Captures on disk: what was seen comes back; a killed save changes nothing; bad folders are refused."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,32 +23,32 @@ from regard.support.file_lock import InUseError
 from regard.support.files import CaptureFileError
 
 
-def evidence(**changes: Any) -> Evidence:
+def evidence(**changes):
     settings = dict(
         difference=1e-7, tolerance=1e-5, row_sums=1e-6, rows=6, total_rows=6, mask="causal", scale=0.5
     )
     return Evidence(**(settings | changes))
 
 
-def layer(number: int, stack: str = "", mask: Any = regard.causal, T: int = 6, **options: Any) -> Layer:
+def layer(number, stack="", mask=regard.causal, T=6, **options):
     q, k = torch.randn(2, 4, T, 8), torch.randn(2, 2, T, 8)
     m = regard.attention_map(q, k, mask=mask)
     return Layer(number, f"model.{number}.attn", stack, m, evidence(), range(4), **options)
 
 
-def a_capture(layers: int = 3, **about: Any) -> Capture:
+def a_capture(layers=3, **about):
     return Capture([layer(n) for n in range(layers)], model="Small", **about)
 
 
-def small_model() -> GPT:
+def small_model():
     return GPT(Config(vocab_size=8, context_length=8, num_layers=2, num_heads=2, d_model=8)).eval()
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
+def test_a_saved_capture_comes_back(tmp_path):
     seen = a_capture(
         ids=torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 0, 0, 0]]),
         tokens=[["a", "é", "\n", "漢", '"', "\\"], ["b"] * 6],
@@ -66,7 +63,6 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
     assert written["versions"]["torch"] == torch.__version__
     assert written["certified"] is True
     back = regard.load(tmp_path / "new" / "capture")
-    assert isinstance(back, Capture)
     assert (back.model, back.tokens, back.boundary) == (seen.model, seen.tokens, 4)
     assert torch.equal(back.ids, seen.ids)
     assert torch.equal(back.target_ids, seen.target_ids)
@@ -88,12 +84,11 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
     assert torch.equal(back[1, 2].to_dense(), seen[1, 2].to_dense())
 
 
-def test_predictions_come_back(tmp_path: Path) -> None:
+def test_predictions_come_back(tmp_path):
     seen = a_capture(
         ids=torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 0, 0, 0]]),
         attention_mask=torch.tensor([[True] * 6, [True] * 3 + [False] * 3]),
     )
-    assert seen.ids is not None
     seen.predictions = predictions_from(
         torch.randn(2, 6, 20),
         seen.ids,
@@ -102,8 +97,6 @@ def test_predictions_come_back(tmp_path: Path) -> None:
     )
     seen.save(tmp_path)
     back = regard.load(tmp_path)
-    assert isinstance(back, Capture)
-    assert back.predictions is not None
     for name in ("likeliest", "probabilities", "losses", "ranks"):
         there, here = getattr(back.predictions, name), getattr(seen.predictions, name)
         assert there.dtype == here.dtype
@@ -112,7 +105,7 @@ def test_predictions_come_back(tmp_path: Path) -> None:
     assert bool(back.predictions.losses.isnan().any())
 
 
-def test_stacks_values_sinks_and_summaries(tmp_path: Path) -> None:
+def test_stacks_values_sinks_and_summaries(tmp_path):
     values = torch.randn(2, 2, 6, 8)
     cross = layer(0, "cross", mask=regard.padding([3, 6]), values=values)
     q = torch.randn(2, 4, 6, 8)
@@ -135,7 +128,7 @@ def test_stacks_values_sinks_and_summaries(tmp_path: Path) -> None:
         back["decoder.1"]
 
 
-def test_a_rule_that_is_a_function_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_is_a_function_is_written_out(tmp_path, monkeypatch):
     own = regard.rule(lambda b, h, q, k: (q + k + h) % 3 != 1)
     biased = own & regard.alibi(4)
     per_key = regard.rule(lambda b, h, q, k: (k != 2) & (b == b))
@@ -150,8 +143,8 @@ def test_a_rule_that_is_a_function_is_written_out(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "large" / "capture.json").exists()
 
 
-def test_opening_reads_no_tensors(tmp_path: Path) -> None:
-    def resident() -> int:
+def test_opening_reads_no_tensors(tmp_path):
+    def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     q = torch.randn(1, 8, 1024, 64)  # 2 MiB
@@ -172,7 +165,7 @@ def test_opening_reads_no_tensors(tmp_path: Path) -> None:
     assert resident() - before < 16 << 20
 
 
-def test_saving_again_replaces_the_old_capture(tmp_path: Path) -> None:
+def test_saving_again_replaces_the_old_capture(tmp_path):
     a_capture(5).save(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     a_capture(2).save(tmp_path)
@@ -181,7 +174,7 @@ def test_saving_again_replaces_the_old_capture(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_capture_can_be_saved_where_it_came_from(tmp_path: Path) -> None:
+def test_a_capture_can_be_saved_where_it_came_from(tmp_path):
     a_capture().save(tmp_path)
     back = regard.load(tmp_path)
     before = back[2].to_dense()
@@ -196,7 +189,7 @@ def test_a_capture_can_be_saved_where_it_came_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="there are no limits to the sizes of files")
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
     """A limit to the size of files stands for a full disk, which safetensors reports in the same way."""
     import resource
 
@@ -211,13 +204,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_failed_save_leaves_the_old_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_old_capture(tmp_path, monkeypatch):
     seen = a_capture()
     seen.save(tmp_path)
     before = names(tmp_path)
     write, calls = layer_file.write, []
 
-    def failing(data: Any, path: Path, *about: Any) -> None:
+    def failing(data, path, *about):
         calls.append(path)
         if len(calls) == 2:
             raise OSError("No space left on device")
@@ -253,7 +246,7 @@ for folder in sys.argv[2:]:
 
 
 @pytest.mark.at_length("test_a_failed_save_leaves_the_old_capture")
-def test_a_killed_save_leaves_no_half_capture(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_no_half_capture(tmp_path):
     new, old = tmp_path / "new", tmp_path / "old"
     a_capture(2).save(old)
     first = regard.load(old)[1].to_dense()
@@ -273,7 +266,7 @@ def test_a_killed_save_leaves_no_half_capture(tmp_path: Path) -> None:
         assert len(names(folder)) == 2
 
 
-def damage(folder: Path, change: Any) -> Path:
+def damage(folder, change):
     """Change the index of a saved capture, which is saved first where there is none."""
     index, whole = folder / "capture.json", folder / "whole.json"
     if not whole.exists():
@@ -285,10 +278,10 @@ def damage(folder: Path, change: Any) -> Path:
     return folder
 
 
-def at(*path: Any) -> Any:
+def at(*path):
     """A change that puts the last of the arguments at the place that the others name."""
 
-    def change(described: Any) -> None:
+    def change(described):
         *way, last, value = path
         for key in way:
             described = described[key]
@@ -297,7 +290,7 @@ def at(*path: Any) -> Any:
     return change
 
 
-def predicting(**changes: Any) -> Any:
+def predicting(**changes):
     """A change that adds 2 × 6 ids and their predictions, some fields of which are changed."""
     right = {
         "likeliest": [1] * 12,
@@ -307,13 +300,13 @@ def predicting(**changes: Any) -> Any:
         "words": {"1": "a"},
     }
 
-    def change(described: Any) -> None:
+    def change(described):
         described |= {"ids": [[1] * 6] * 2, "predictions": right | changes}
 
     return change
 
 
-DAMAGE: list[Any] = [
+DAMAGE = [
     lambda d: "{",
     lambda d: "[1, 2]",
     lambda d: "[" * 100_000,
@@ -350,14 +343,14 @@ DAMAGE: list[Any] = [
 ]
 
 
-def test_a_damaged_index_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_damaged_index_is_refused_by_name(tmp_path):
     for number, change in enumerate(DAMAGE):
         damage(tmp_path, change)
         with pytest.raises(ValueError, match=r"capture\.json is damaged"):
             pytest.fail(f"DAMAGE[{number}] is read: {regard.load(tmp_path)}")
 
 
-def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_refused(tmp_path):
     folder = damage(tmp_path / "a", at("layers", 0, "file", "layer-link.safetensors"))
     q = torch.randn(2, 4, 6, 8)
     regard.attention_map(q, q).save(tmp_path / "outside.safetensors")
@@ -366,16 +359,14 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
         regard.load(folder)
 
 
-def test_a_layer_unlike_the_index_is_refused(tmp_path: Path) -> None:
+def test_a_layer_unlike_the_index_is_refused(tmp_path):
     back = regard.load(damage(tmp_path, at("layers", 0, "shape", [2, 4, 6, 7])))
     with pytest.raises(ValueError, match=r"layer-0-.* is damaged: expected a layer of \(2, 4, 6, 7\)"):
         back[0]
 
 
 @pytest.mark.parametrize("piece", [layer_file.PIECE_BYTES, 1000])
-def test_a_flipped_bit_is_noticed_when_its_layer_is_first_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_a_flipped_bit_is_noticed_when_its_layer_is_first_used(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(layer_file, "PIECE_BYTES", piece)  # of which a file has one or several
     seen = a_capture(2)
     seen.save(tmp_path)
@@ -393,12 +384,12 @@ def test_a_flipped_bit_is_noticed_when_its_layer_is_first_used(
     assert torch.equal(regard.load(tmp_path)[0].q, seen[0].q)
 
 
-def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_layers_are_refused_by_name(tmp_path):
     file = tmp_path / "layer-0.safetensors"
     q, k, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
     mask = {"mask": {"kind": "Full"}, "scale": 1.0, "softcap": None, "axes": [True, True]}
 
-    def refused(match: str, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
+    def refused(match, tensors, **metadata):
         save_file(tensors, file, metadata=metadata)
         with pytest.raises(ValueError, match=match):
             layer_file.read(file)
@@ -422,7 +413,7 @@ def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
         refused("damaged", whole, **{**good, "map": json.dumps(mask | {"scale": scale})})
     for rule in ({"kind": "Window", "size": "x"}, {"kind": "Chunks", "size": 0}, {"kind": "Rule", "says": 1}):
         refused("damaged", whole, **{**good, "map": json.dumps(mask | {"mask": rule})})
-    deep: Any = {"kind": "Full"}
+    deep = {"kind": "Full"}
     for _ in range(300):
         deep = {"kind": "Not", "inner": deep}
     nested = json.dumps(mask | {"mask": deep}).replace('{"kind": "Full"}', '{"kind": "Not", "inner": ' * 9000)
@@ -434,7 +425,7 @@ def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
     refused("damaged.*together", summary | {"max": torch.zeros(2)}, format="regard.Summary 1")
 
 
-def test_what_is_no_capture_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_capture_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"which holds no capture\.json$"):
         regard.load(tmp_path)
     with pytest.raises(ValueError, match=r"expected a folder that seen\.save.*nothing, which does not exist"):
@@ -447,7 +438,7 @@ def test_what_is_no_capture_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "empty").exists()
 
 
-def test_a_file_is_a_map(tmp_path: Path) -> None:
+def test_a_file_is_a_map(tmp_path):
     m = a_capture()[0]
     m.save(tmp_path / "map.safetensors")
     assert torch.equal(regard.load(tmp_path / "map.safetensors").to_dense(), m.to_dense())
@@ -456,7 +447,7 @@ def test_a_file_is_a_map(tmp_path: Path) -> None:
     assert regard.load(one).shape == (2, 4, 6, 6)
 
 
-def test_a_folder_takes_layers_as_they_come(tmp_path: Path) -> None:
+def test_a_folder_takes_layers_as_they_come(tmp_path):
     folder = Folder(tmp_path)
     first = folder.put(layer(0))
     grown = folder.put(layer(0, T=9), instead_of=first)
@@ -469,7 +460,7 @@ def test_a_folder_takes_layers_as_they_come(tmp_path: Path) -> None:
     assert [m.shape[-1] for m in regard.load(tmp_path)] == [9, 6]
 
 
-def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
     """The first to finish would delete the layers of the other."""
     path, writer = tmp_path / "seen", small_model()
     ids = torch.zeros(1, 4, dtype=torch.long)
@@ -485,7 +476,7 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (3, 7), (7, 3), (300, 300), (1, 1), (1, 4)])
-def test_a_summary_is_what_the_map_says(T: int, S: int) -> None:
+def test_a_summary_is_what_the_map_says(T, S):
     q, k = torch.randn(2, 4, T, 8), torch.randn(2, 2, S, 8)
     m = regard.attention_map(q, k, mask=regard.causal)
     found, A = summarise(m), m.to_dense()
