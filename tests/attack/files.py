@@ -222,37 +222,26 @@ def gguf_parts():
 # Formats
 
 
-def _write_model(folder, **options):
+def _model(**options):
+    """A small GPT with a tokenizer, the same every time."""
     torch.manual_seed(0)
-    options = {
-        "vocab_size": 10,
-        "context_length": 16,
-        "num_layers": 2,
-        "num_heads": 2,
-        "d_model": 8,
-    } | options
-    model = GPT(Config(**options))
-    model.tokenizer = _tokenizer()
-    model.save(folder)
+    sizes = {"vocab_size": 10, "context_length": 16, "num_layers": 2, "num_heads": 2, "d_model": 8}
+    model = GPT(Config(**sizes | options)).eval()
+    model.tokenizer = character_tokenizer("abcdefg ")
+    return model
 
 
-def _tokenizer():
-    return character_tokenizer("abcdefg ")
+def write_model(file, **options):
+    def write(folder):
+        _model(**options).save(folder)
+        return folder / file
 
-
-def write_own_config(folder):
-    _write_model(folder, window=(4, None), eos_token_id=(1,), norm="rms", positions="rotary")
-    return folder / "config.json"
-
-
-def write_weights(folder):
-    _write_model(folder)
-    return folder / "model.safetensors"
+    return write
 
 
 def write_tokenizer(folder):
     """A tokenizer with every part that one may have."""
-    _write_model(folder, vocab_size=300)
+    _model(vocab_size=300).save(folder)
     tokenizer = bpe_tokenizer(["the cat sat on the mat because the cat was tired\n" * 3], 280)
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("q", "k")])
     split = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
@@ -309,23 +298,11 @@ def read_map(path):
     m.entropy()
 
 
-def _write_capture(folder, store):
-    torch.manual_seed(0)
-    model = GPT(Config(vocab_size=10, context_length=16, num_layers=2, num_heads=2, d_model=8))
-    model.tokenizer = _tokenizer()
-    seen = regard.capture(model, text="abc cab", tokenizer=model.tokenizer, store=store)
-    seen.save(folder)
-
-
-def write_capture(folder):
-    _write_capture(folder, "maps")
-    return folder / "capture.json"
-
-
-def write_layer(store):
+def write_capture(pattern, store):
     def write(folder):
-        _write_capture(folder, store)
-        return min(folder.glob("layer-*.safetensors"))
+        model = _model()
+        regard.capture(model, text="abc cab", tokenizer=model.tokenizer, store=store).save(folder)
+        return min(folder.glob(pattern))
 
     return write
 
@@ -349,12 +326,10 @@ def write_survey(folder):
 
 def _survey(folder):
     """A model and the plan of a survey."""
-    torch.manual_seed(0)
-    gpt = GPT(Config(vocab_size=10, context_length=32, num_layers=2, num_heads=2, d_model=8)).eval()
-    tokenizer = _tokenizer()
+    gpt = _model(context_length=32)
 
     def encode(text):
-        return tokenizer.encode(text.replace("\n", " ")).ids
+        return gpt.tokenizer.encode(text.replace("\n", " ")).ids
 
     return SurveyModel("m", gpt.maps, encode, None, "digest"), SurveyPlan(folder / "corpus.txt", length=32)
 
@@ -425,17 +400,21 @@ def read_history(path):
     json.dumps(history.read_run(path.parent), allow_nan=False)
 
 
+OWN_CONFIG = {"window": (4, None), "eos_token_id": (1,), "norm": "rms", "positions": "rotary"}
+CONFIG, WEIGHTS = write_model("config.json", **OWN_CONFIG), write_model("model.safetensors")
+CAPTURE, LAYER = write_capture("capture.json", "maps"), write_capture("layer-*.safetensors", "maps")
+SUMMARY = write_capture("layer-*.safetensors", "statistics")
 FORMATS = {
     "gguf": Format(write_gguf, read_model, "ModelFileError", damage_bytes),
-    "config": Format(write_own_config, read_model, "ModelFileError", damage_json),
+    "config": Format(CONFIG, read_model, "ModelFileError", damage_json),
     "llama_config": Format(write_family_config, read_model, "ModelFileError", damage_json),
-    "weights": Format(write_weights, read_model, "ModelFileError", damage_safetensors),
+    "weights": Format(WEIGHTS, read_model, "ModelFileError", damage_safetensors),
     "index": Format(write_index, read_model, "ModelFileError", damage_json),
     "tokenizer": Format(write_tokenizer, read_model, "ModelFileError", damage_json),
     "map": Format(write_map, read_map, "CaptureFileError", damage_safetensors),
-    "capture": Format(write_capture, read_capture, "CaptureFileError", damage_json),
-    "layer": Format(write_layer("maps"), read_capture, "CaptureFileError", damage_safetensors),
-    "summary": Format(write_layer("statistics"), read_capture, "CaptureFileError", damage_safetensors),
+    "capture": Format(CAPTURE, read_capture, "CaptureFileError", damage_json),
+    "layer": Format(LAYER, read_capture, "CaptureFileError", damage_safetensors),
+    "summary": Format(SUMMARY, read_capture, "CaptureFileError", damage_safetensors),
     "survey": Format(write_survey, read_survey, "SurveyFileError", damage_safetensors),
     "examples": Format(write_examples, read_examples, "SurveyFileError", damage_safetensors),
     "table": Format(write_table, read_table, "SurveyFileError", damage_json),

@@ -20,7 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import regard
 from tests import ranks
-from tests.auditor.small_models import MODELS, PlainGPT, small_model, strengthened, tokens
+from tests.auditor.small_models import PlainGPT, new_model, small_model, strengthened, tokens
 from tests.sampling import share
 
 T = 16
@@ -189,7 +189,7 @@ def tensor_parallel(batch, leaky_head=False):
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     torch.manual_seed(0)
-    model = strengthened(MODELS["Llama"]())
+    model = strengthened(new_model("Llama"))
     if leaky_head:
 
         def attend(module, q, k, v, mask, scaling=None, **_):

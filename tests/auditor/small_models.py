@@ -2,7 +2,6 @@
 
 import functools
 import math
-from functools import partial
 
 import torch
 import transformers
@@ -89,64 +88,43 @@ class PlainGPT(nn.Module):
         return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _of_transformers(model, config, **options):
-    """Return a model of a class of Transformers, by the names of the two classes."""
-    return getattr(transformers, model)(getattr(transformers, config)(**options))
-
-
 NARROW = GROUPED | {"head_dim": 8}
 SLIDING = NARROW | {"sliding_window": WINDOW}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 ENCODING = {"vocab_size": VOCABULARY, "d_model": 32, "pad_token_id": PAD}
 OWN = {"vocab_size": VOCABULARY, "context_length": 64, "num_layers": 2, "d_model": 32, "num_heads": 4}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+LINEAR |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+BART = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+BART |= {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+BART |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+BART |= {"decoder_start_token_id": 2, "forced_eos_token_id": None}
 FAMILIES = {
-    "Llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
-    "Mistral": ("MistralForCausalLM", "MistralConfig", SLIDING),
+    "Llama": ("LlamaForCausalLM", GROUPED),
+    "Mistral": ("MistralForCausalLM", SLIDING),
     "Gemma 3": (
         "Gemma3ForCausalLM",
-        "Gemma3TextConfig",
         SLIDING | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
-    "Gemma 2": (
-        "Gemma2ForCausalLM",
-        "Gemma2Config",
-        SLIDING | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
-    ),
-    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", SLIDING | EXPERTS),
-    "GPT-2": (
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-        | {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": None},
-    ),
-    "BERT": ("BertForMaskedLM", "BertConfig", SIZES),
+    "Gemma 2": ("Gemma2ForCausalLM", SLIDING | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
+    "gpt-oss": ("GptOssForCausalLM", SLIDING | EXPERTS),
+    "GPT-2": ("GPT2LMHeadModel", GPT2 | {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": None}),
+    "BERT": ("BertForMaskedLM", SIZES),
     "T5": (
         "T5ForConditionalGeneration",
-        "T5Config",
         ENCODING | {"d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": PAD},
     ),
-    "BART": (
-        "BartForConditionalGeneration",
-        "BartConfig",
-        ENCODING
-        | {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
-        | {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
-        | {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
-        | {"decoder_start_token_id": 2, "forced_eos_token_id": None},
-    ),
+    "BART": ("BartForConditionalGeneration", ENCODING | BART),
     "Qwen3-Next": (
         "Qwen3NextForCausalLM",
-        "Qwen3NextConfig",
         NARROW
-        | {"layer_types": ["linear_attention", "full_attention"]}
-        | {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
-        | {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
-        | {"num_experts": 2, "num_experts_per_tok": 1}
+        | LINEAR
+        | {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2, "num_experts_per_tok": 1}
         | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
     ),
     "Llama 4": (
         "Llama4ForCausalLM",
-        "Llama4TextConfig",
         NARROW
         | EXPERTS
         | {"intermediate_size_mlp": 48, "attention_chunk_size": WINDOW}
@@ -154,23 +132,30 @@ FAMILIES = {
     ),
     "PaliGemma": (
         "PaliGemmaForConditionalGeneration",
-        "PaliGemmaConfig",
         {"text_config": transformers.GemmaConfig(**NARROW), "vision_config": VISION, "pad_token_id": PAD}
         | {"image_token_id": VOCABULARY - 1, "projection_dim": 32, "hidden_size": 32},
     ),
 }
-MODELS = {
-    **{name: partial(_of_transformers, m, c, **options) for name, (m, c, options) in FAMILIES.items()},
+OWN_MODELS = {
     "GPT": lambda: GPT(Config(**OWN, window=WINDOW, positions="rotary")),
     "GPT with learned positions": lambda: GPT(Config(**OWN)),
     "plain GPT": PlainGPT,
 }
+MODELS = [*FAMILIES, *OWN_MODELS]
+
+
+def new_model(name):
+    """Return a model with the weights that it begins with."""
+    if name in OWN_MODELS:
+        return OWN_MODELS[name]()
+    kind = getattr(transformers, FAMILIES[name][0])
+    return kind(kind.config_class(**FAMILIES[name][1]))
 
 
 @functools.cache
 def _built(name):
     torch.manual_seed(0)
-    return strengthened(MODELS[name]())
+    return strengthened(new_model(name))
 
 
 def strengthened(model):

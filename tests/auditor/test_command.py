@@ -12,7 +12,7 @@ from regard.auditor import audit
 from regard.auditor.picture import Section, cells_of, page
 from regard.auditor.sample_batches import sample_batches
 from regard.cli import main
-from tests.auditor.small_models import MODELS, padded, small_model
+from tests.auditor.small_models import new_model, padded, small_model
 
 SCRIPT = """
 import torch
@@ -154,7 +154,7 @@ def test_masks_of_a_model_without_attention_say_so(run, script):
 def folder(tmp_path_factory):
     """A model of two kinds of layers in a folder, without a tokenizer."""
     folder = tmp_path_factory.mktemp("model")
-    MODELS["Gemma 3"]().save_pretrained(folder)
+    new_model("Gemma 3").save_pretrained(folder)
     return folder
 
 

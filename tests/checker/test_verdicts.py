@@ -8,7 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.checker import check
-from tests.checker.corpus import right, right_conventions, right_language_models, undecided, wrong
+from tests.checker.corpus import (
+    dropout_rates,
+    options,
+    right,
+    right_conventions,
+    right_language_models,
+    undecided,
+    usual_caches,
+    wrong,
+)
 from tests.checker.corpus.styles import ENTRIES
 from tests.checker.layers import FourLayers, FusedHeads
 from tests.sampling import share
@@ -207,6 +216,8 @@ DENIALS = (
     "There is never a causal mask.",
 )
 CLAIMS = ("Causal (cross-attention is in another class).", "Causal. Cannot be used for bidirectional ones.")
+PAIRS = ("causal with mask", "padding with softcap", "window with scale")
+CACHED = ("passed cache", "passed bfloat16", "passed float16", "is right: ")
 FROM_64 = "though it is right on 40"
 REPORTS = [
     # What True means in a mask.
@@ -257,6 +268,18 @@ REPORTS = [
     right(local_64, window=64),
     undecided(mup, "say scale="),
     right(InferenceOnly, "it switches them off itself"),
+    # The pairs of options that were tried and refused, precedence by a docstring, and what drops another.
+    right(options.everything, "passed options in pairs", *PAIRS),
+    right(options.TwoMasks, "mask with padding", true_means="hide"),
+    right(options.refuses_without_words, "skipped causal and mask"),
+    right(options.documented_precedence, "is_causal is ignored where attn_mask is given, as its text says"),
+    right(options.unused_scale, "assumed scale is not used, as its text says"),
+    wrong(
+        options.fused_path_has_no_cap, why="padding and softcap: `key_padding_mask` switches `softcap` off"
+    ),
+    right(usual_caches.PastKeyValue, *CACHED),
+    right(usual_caches.Preallocated, *CACHED),
+    right(dropout_rates.takes_a_layer, "passed dropout in training"),
     # What shows only under some masks or scores.
     wrong(first_head_for_all, says=["failed mask (B, H, T, S)"]),
     wrong(weights_before_the_mask, says=["failed weights"]),
@@ -281,6 +304,11 @@ def test_a_window_that_the_model_puts_into_the_mask_is_explained():
     report = check(of_transformers("mistral", "Mistral", **sizes, sliding_window=4), window=4)
     assert report.verdict == "undecided", str(report)
     assert "the mask that the model makes" in report.summary
+
+
+def test_rotary_tables_of_gpt_oss_under_the_name_of_transformers():
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    right(modeling.GptOssAttention).judge()
 
 
 def test_t5_returns_its_biases_before_its_weights():

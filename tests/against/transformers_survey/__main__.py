@@ -7,7 +7,6 @@
 Ends with status 1 if a model type fails: silently wrong, crash, missing without a word, changed by capture.
 """
 
-import functools
 import json
 import sys
 import time
@@ -20,21 +19,18 @@ from tests.against.transformers_survey import verdict as v
 from tests.against.transformers_survey.command_line import chosen_types, survey_parser
 from tests.against.transformers_survey.pool import each
 from tests.against.transformers_survey.surveying import survey
-from tests.against.transformers_survey.table import document, summary
+from tests.against.transformers_survey.table import document
 
 
 def main():
     parser = survey_parser(__doc__)
-    parser.add_argument("--classes", type=int, default=2, help="model classes of a type, at most")
-    parser.add_argument("--summary", type=Path, help="write failures by kind here")
     parser.add_argument("--docs", type=Path, help="write the table for the docs here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     names = chosen_types(arguments)
     results = {}
     start = time.monotonic()
-    work = functools.partial(survey, most_classes=arguments.classes)
-    for name, result in each(names, work, arguments.workers, arguments.seconds):
+    for name, result in each(names, survey, arguments.workers, arguments.seconds):
         results[name] = _told(name, result)
         reason = next(iter(results[name]["reasons"]), "")[:110]
         print(
@@ -43,8 +39,6 @@ def main():
     ordered = [results[name] for name in names]
     if arguments.json:
         arguments.json.write_text(json.dumps(ordered, indent=1))
-    if arguments.summary:
-        arguments.summary.write_text(summary(ordered))
     if arguments.docs:
         arguments.docs.write_text(document(ordered))
     counts = Counter(result["outcome"] for result in ordered)

@@ -15,9 +15,9 @@ from tests.against.transformers_survey.mixers import mixers
 BUILDING = 20.0  # seconds of looking for a size and for inputs with which a class runs
 
 
-def survey(model_type, most_classes=2):
+def survey(model_type):
     """The outcome of a model type with its reasons, as plain data."""
-    names = class_names(model_type, most_classes)
+    names = class_names(model_type)
     if not names:
         return {"type": model_type, "outcome": v.NO_MODEL, "reasons": [], "classes": []}
     with warnings.catch_warnings():

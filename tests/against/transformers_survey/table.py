@@ -1,14 +1,11 @@
-"""The survey's results as text: a summary for its reader, and the page for the docs."""
+"""The survey's results as the page for the docs."""
 
 import re
 from collections import Counter
-from typing import Any
 
 import transformers
 
 from tests.against.transformers_survey import verdict as v
-
-Results = list[dict[str, Any]]
 
 MEANING = {
     v.EQUAL: "the output is the plain run's, every layer is certified, and no attention is missing",
@@ -24,36 +21,11 @@ MEANING = {
 }
 
 
-def counts(results):
-    found = Counter(result["outcome"] for result in results)
-    return {outcome: found[outcome] for outcome in v.ORDER if found[outcome]}
-
-
-def cases(results):
-    return [case for result in results for kind in result["classes"] for case in kind["cases"]]
-
-
 def reason_of(result, length=160):
     """One line: the first reason that belongs to the type's outcome."""
     own = [r for r in result["reasons"] if r.startswith(result["outcome"])] or result["reasons"] or [""]
     text = re.sub(r"\s+", " ", own[0].removeprefix(f"{result['outcome']}: ")).replace("|", "/").strip()
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def summary(results):
-    """Every type that is not equal and certified, by outcome, with one line of reason."""
-    lines = [
-        f"# Capture against Transformers {transformers.__version__}: {len(results)} model types",
-        "",
-        *(f"- {outcome}: {count}" for outcome, count in counts(results).items()),
-        f"- {_runs(results)}",
-    ]
-    for outcome in v.ORDER:
-        chosen = [result for result in results if result["outcome"] == outcome]
-        if chosen and outcome not in (v.EQUAL, v.NO_MODEL):
-            lines += ["", f"## {outcome} ({len(chosen)})", ""]
-            lines += [f"- `{result['type']}`: {reason_of(result, 260)}" for result in chosen]
-    return "\n".join(lines) + "\n"
 
 
 def document(results):
@@ -98,7 +70,7 @@ def _in_words(result):
 
 
 def _runs(results):
-    runs = cases(results)
+    runs = [case for result in results for kind in result["classes"] for case in kind["cases"]]
     outputs = Counter(case["output"] or "without an output" for case in runs)
     kinds = ", ".join(f"{count} {kind}" for kind, count in outputs.most_common())
     layers, certified, compared = (
