@@ -12,6 +12,7 @@ import regard
 from regard.checker import CheckError
 from regard.cli import app
 from regard.testing import assert_attention
+from tests.checker.corpus import right, undecided
 
 GATED = """
 import torch
@@ -70,23 +71,20 @@ def test_arguments_of_a_call_in_python():
         regard.check(scaled)
 
 
+class Shifted(nn.Module):
+    def __init__(self, d_model=48):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def forward(self, x, shift=None):
+        scores = self.q_proj(x) @ self.k_proj(x).mT / x.shape[-1] ** 0.5
+        return torch.softmax(scores if shift is None else scores + shift, dim=-1) @ self.v_proj(x)
+
+
 @pytest.mark.at_length("test_arguments_of_a_call_in_python")
 def test_a_tensor_whose_effect_is_unknown_leaves_the_verdict_open():
-    class Shifted(nn.Module):
-        def __init__(self, d_model=48):
-            super().__init__()
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d_model, d_model) for _ in range(3))
-
-        def forward(self, x, shift=None):
-            scores = self.q_proj(x) @ self.k_proj(x).mT / x.shape[-1] ** 0.5
-            return torch.softmax(scores if shift is None else scores + shift, dim=-1) @ self.v_proj(x)
-
-    assert regard.check(Shifted, call={"shift": "zeros(T, T)"}).verdict == "right"
-    report = regard.check(Shifted, call={"shift": "randn(T, T)"})
-    assert report.verdict == "undecided"
-    assert "`shift`" in report.undecided
-    with pytest.raises(CheckError, match=r"expected sizes of numbers and of B, T, S, C, H and D.*got 'Q'"):
-        regard.check(Shifted, call={"shift": "zeros(T, Q)"})
+    right(Shifted, call={"shift": "zeros(T, T)"}).judge()
+    undecided(Shifted, "`shift`", call={"shift": "randn(T, T)"}).judge()
 
 
 def four_dimensions(q, k, v):
@@ -113,27 +111,32 @@ def test_an_error_is_shown_with_the_shapes_that_raised_it(function, shape):
     assert f"({Path(__file__).name}, line {line})" in message
 
 
-def test_the_error_of_the_precision_that_came_further_is_shown():
-    def half_only(q, k, v):
-        if q.dtype == torch.float64:
-            raise TypeError("float64 is not supported")
-        raise OSError("no driver")
-
-    with pytest.raises(CheckError, match="OSError: no driver"):
-        regard.check(half_only)
+def half_only(q, k, v):
+    if q.dtype == torch.float64:
+        raise TypeError("float64 is not supported")
+    raise OSError("no driver")
 
 
-def test_arguments_taken_for_keys_and_values_are_named():
-    class Blocks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.proj = nn.Linear(48, 48)
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(48, 48)
 
-        def forward(self, x, table, index):
-            return self.proj(x) if index > 3 else x
+    def forward(self, x, table, index):
+        return self.proj(x) if index > 3 else x
 
-    with pytest.raises(CheckError, match="pass --call table=… --call index=…"):
-        regard.check(Blocks)
+
+@pytest.mark.parametrize(
+    ("thing", "call", "says"),
+    [
+        (half_only, {}, "OSError: no driver"),  # of the precision that came further
+        (Blocks, {}, "pass --call table=… --call index=…"),
+        (Shifted, {"shift": "zeros(T, Q)"}, r"expected sizes of numbers and of B, T, S, C, H and D.*got 'Q'"),
+    ],
+)
+def test_what_the_caller_has_to_say_is_in_the_error(thing, call, says):
+    with pytest.raises(CheckError, match=says):
+        regard.check(thing, call=call)
 
 
 def test_a_file_of_a_package_is_named_as_a_module(tmp_path, monkeypatch, in_this_process):

@@ -177,7 +177,7 @@ OF_AN_OPTION = {
         # Gradients that training scales on purpose are not called wrong.
         pytest.param(right(StopsGradientInTraining), marks=pytest.mark.at_length("test_the_report")),
         right(attention_with(), "is right: "),
-        right(attention_with(mask=True), "is right: "),
+        right(attention_with(mask=True), "is right, with 2 warnings: "),
         *(wrong(attention_with(bug), failed=(check,)) for bug, check in OF_AN_OPTION.items()),
         # A gradient that is left out by custom is named.
         right(attention_with("no lse"), "no gradient of lse"),

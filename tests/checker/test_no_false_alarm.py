@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import regard
 import regard.layers
 import regard.stages
-from regard.checker.checker import check
 from regard.layers.rotary import Rotary
+from tests.checker.corpus import right, wrong
 from tests.sampling import share
 
 # These two are no attention. The unscaled stage is no scaled dot-product attention, and says so below.
@@ -22,23 +22,17 @@ STAGES = [
 ]
 
 
-def assert_right(thing, **options):
-    report = check(thing, **options)
-    assert report.ok, str(report)
-    assert "output" in [c.name for c in report.passed], str(report)
-    assert all(d.warning for d in report.diagnoses)
-    return report
+def assert_right(thing, *says, **options):
+    return right(thing, "passed output", *says, **options).judge()
 
 
 @pytest.mark.parametrize("name", share([*STAGES, "simplified_self_attention"], 5))
 def test_every_stage(name):
-    report = assert_right(getattr(regard.stages, name))
-    assert report.warnings == [], str(report)
+    assert assert_right(getattr(regard.stages, name)).warnings == []
 
 
 def test_the_stage_before_the_scale_lacks_the_scale():
-    report = check(regard.stages.UnscaledSelfAttention)
-    assert [diagnosis.name for diagnosis in report.diagnoses] == ["no-scale"]
+    wrong(regard.stages.UnscaledSelfAttention, named=("no-scale",)).judge()
 
 
 OPTIONS = [
@@ -52,10 +46,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", share(OPTIONS, 5), ids=str)
 def test_the_layer(options):
-    report = assert_right(regard.layers.Attention(48, 4, **options))
-    assert report.warnings == [], str(report)
-    if "mask" in options:
-        assert "cache" in [c.name for c in report.passed], str(report)
+    cache = ["passed cache"] if "mask" in options else []
+    assert assert_right(regard.layers.Attention(48, 4, **options), *cache).warnings == []
 
 
 @pytest.mark.at_length("test_the_layer")
@@ -63,13 +55,10 @@ def test_the_layer_as_a_class():
     assert_right(regard.layers.Attention)
 
 
-@pytest.mark.parametrize(
-    "function", [F.scaled_dot_product_attention, regard.attend, regard.scaled_dot_product_attention]
-)
-def test_functions(function):
-    report = assert_right(function)
-    if function is not F.scaled_dot_product_attention:
-        assert report.warnings == [], str(report)
+def test_functions():
+    assert_right(F.scaled_dot_product_attention)
+    for function in (regard.attend, regard.scaled_dot_product_attention):
+        assert assert_right(function).warnings == []
 
 
 def of_transformers(family, implementation):
@@ -96,8 +85,7 @@ FAMILIES = [*itertools.product(["gpt2", "llama", "bert", "gemma"], ["eager", "sd
 
 @pytest.mark.parametrize(("family", "implementation"), share(FAMILIES, 6))
 def test_attention_of_transformers(family, implementation):
-    report = assert_right(of_transformers(family, implementation))
-    assert "cache" in [c.name for c in report.passed], str(report)
+    assert_right(of_transformers(family, implementation), "passed cache")
 
 
 @pytest.mark.at_length("test_layers_without_names_inside_a_norm_and_a_residual")
@@ -106,5 +94,4 @@ def test_attention_with_its_norm_and_residual_is_compared_inside():
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertAttention
 
-    report = assert_right(BertAttention(BertConfig(hidden_size=48, num_attention_heads=4)))
-    assert any("to `output.dense`" in line for line in report.assumptions)
+    assert_right(BertAttention(BertConfig(hidden_size=48, num_attention_heads=4)), "to `output.dense`")

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 
+from regard.gpt import GPT, Config
 from tests.against.small_sizes import BERT
 from tests.against.test_capture_families import BOTH, DECODERS
 
@@ -40,6 +41,18 @@ def _built(family):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1 or parameter.abs().max() == 0:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def small_gpt(**changes):
+    """A small GPT whose heads differ."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "context_length": 96, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+    model = GPT(Config(**sizes | changes, d_model=32)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
                 parameter.normal_(std=0.3)
     return model
 

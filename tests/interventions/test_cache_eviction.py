@@ -4,27 +4,12 @@ import pytest
 import torch
 
 import regard
-from regard.gpt import GPT, Config
-
-SIZES = {
-    "vocab_size": 61,
-    "context_length": 96,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "d_model": 32,
-}
+from tests.interventions.references import small_gpt
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    model = GPT(Config(**SIZES, positions="rotary", norm="rms")).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.3)
-    return model
+    return small_gpt(positions="rotary", norm="rms")
 
 
 def text(seed=0):

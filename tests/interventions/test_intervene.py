@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import regard
-from regard.gpt import GPT, Config
+from regard.gpt import GPT
 from regard.heads.tables.table import HeadRow, HeadTable
-from tests.interventions.references import build, inputs_of, transformers
+from tests.interventions.references import build, inputs_of, small_gpt, transformers
 
 
 def logits(model, inputs):
@@ -20,21 +20,7 @@ def logits(model, inputs):
 
 @pytest.fixture
 def gpt():
-    torch.manual_seed(0)
-    config = Config(
-        vocab_size=61,
-        context_length=64,
-        num_layers=2,
-        d_model=32,
-        num_heads=4,
-        num_kv_heads=2,
-    )
-    model = GPT(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.3)
-    return model
+    return small_gpt()
 
 
 IDS = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(3))

@@ -1,8 +1,9 @@
 """Small models of every way in which attention is captured, and all that a capture might leave in one."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import regard
 from regard.gpt import GPT, Config
 from tests.recorder.small_llama import SIZES
 
@@ -50,3 +51,23 @@ def state(model):
         (name, sorted(vars(module)), len(module._forward_hooks), type(module).forward)
         for name, module in model.named_modules()
     ] + [getattr(type(model), "states", None), torch.nn.functional.scaled_dot_product_attention]
+
+
+def captured(model, *args, certified=True, **kwargs):
+    """What a capture of one call sees, after comparing the call with the same without capture."""
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    drawn = torch.random.get_rng_state()
+    plain = model(*args, **kwargs)
+    after = torch.random.get_rng_state()
+    torch.random.set_rng_state(drawn)
+    with regard.capture(model) as seen:
+        watched = model(*args, **kwargs)
+    assert torch.equal(torch.random.get_rng_state(), after)
+    plain, watched = ((x,) if isinstance(x, Tensor) else x for x in (plain, watched))
+    for a, b in zip(plain, watched, strict=True):
+        assert (a is b is None) or torch.equal(a, b)  # to the last bit
+        assert a is None or a.requires_grad == b.requires_grad
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    if certified:
+        assert seen.certificate.certified, str(seen.certificate)
+    return seen

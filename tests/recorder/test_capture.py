@@ -16,8 +16,10 @@ from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
 from regard.recorder.recording import Recording
 from regard.recorder.sources.call_listeners import current_listeners
+from tests.against.test_capture_families import GPT2, build
 from tests.recorder.small_llama import small_llama
 from tests.recorder.small_models import MODELS, state
+from tests.recorder.text_models import words
 from tests.sampling import share
 
 transformers = pytest.importorskip("transformers")
@@ -98,10 +100,7 @@ def test_nan_in_padding_is_no_fault():
 
 
 def test_dropout_cannot_be_certified(ids):
-    config = transformers.GPT2Config(
-        vocab_size=97, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.3, bos_token_id=None, eos_token_id=None
-    )
-    model = transformers.GPT2LMHeadModel(config).train()
+    model = build("GPT2LMHeadModel", GPT2 | {"attn_pdrop": 0.3}).train()
     seen = regard.capture(model, inputs={"input_ids": ids})
     assert not seen.certificate.certified
     assert "dropout 0.3 was on" in str(seen.certificate)
@@ -177,17 +176,10 @@ def test_soft_caps_and_sink_logits_are_shown():
 
 
 def test_tokens(model):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {word: number for number, word in enumerate(["the", "cat", "sat", "?"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    seen = regard.capture(model, text="the cat sat", tokenizer=tokenizer)
+    seen = regard.capture(model, text="the cat sat", tokenizer=words())
     assert seen.tokens == [["the", "cat", "sat"]]
-    assert torch.equal(seen.ids, torch.tensor([[0, 1, 2]]))
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="?", padding_side="left"
-    )
+    assert torch.equal(seen.ids, torch.tensor([[1, 2, 3]]))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="?", padding_side="left")
     seen = regard.capture(model, text=["the cat sat", "cat"], tokenizer=fast)
     assert seen.tokens == [["the", "cat", "sat"], ["?", "?", "cat"]]
     assert torch.equal(seen.attention_mask, torch.tensor([[True] * 3, [False, False, True]]))

@@ -86,20 +86,19 @@ def test_a_function_that_drops_its_mask_has_the_map_without_it():
     assert str(seen[0].mask) == "full"
 
 
-PLANTED = {
-    "a window": (changed(window=lambda _: 19), "off this layer's own attention output by"),
-    "another scale": (
-        changed(scaling=lambda scale: 1.01 * scale),
-        "off this layer's own attention output by",
-    ),
-    "heads that changed places": (swapped, "off this layer's own attention output by"),
-    "something after the attention": (scaled_after, "changes what scaled_dot_product_attention returns"),
-}
+OFF = "off this layer's own attention output by"
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_what_a_function_does_otherwise_is_not_certified(planted):
-    function, why = PLANTED[planted]
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (changed(window=lambda _: 19), OFF),
+        (changed(scaling=lambda scale: 1.01 * scale), OFF),
+        (swapped, OFF),
+        (scaled_after, "changes what scaled_dot_product_attention returns"),
+    ],
+)
+def test_what_a_function_does_otherwise_is_not_certified(function, why):
     seen = run(function)
     assert not any(found.certified for found in seen.certificate), str(seen.certificate)
     assert why in str(seen.certificate)

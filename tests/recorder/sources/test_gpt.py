@@ -9,24 +9,13 @@ import regard
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import character_tokenizer
 from regard.layers import KVCache, SinkCache, WindowCache
+from tests.recorder.small_models import captured
 from tests.sampling import combine, examples
 
 
 def a_gpt(**changes):
     sizes = dict(vocab_size=32, context_length=64, num_layers=2, num_heads=4, d_model=32, positions="rotary")
     return GPT(Config(**(sizes | changes))).eval()
-
-
-def captured(model, *args, **kwargs):
-    """What a capture of one call sees, after comparing the call with the same without capture."""
-    with torch.no_grad():
-        plain = model(*args, **kwargs)
-        before = {name: dict(vars(module)) for name, module in model.named_modules()}
-        with regard.capture(model) as seen:
-            assert torch.equal(model(*args, **kwargs), plain)
-    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
-    assert seen.certificate.certified, str(seen.certificate)
-    return seen
 
 
 def assert_same(seen, maps, atol=1e-6):
@@ -47,7 +36,8 @@ def test_a_reading_gpt(kv, window, positions, qk_norm, T, padded):
     model = a_gpt(num_kv_heads=kv, window=window, positions=positions, qk_norm=qk_norm)
     ids = torch.randint(0, 32, (3, T))
     is_token = torch.arange(T) < torch.randint(1, T + 1, (3, 1)) if padded else None
-    seen = captured(model, ids, attention_mask=is_token)
+    with torch.no_grad():
+        seen = captured(model, ids, attention_mask=is_token)
     assert_same(seen, model.maps(ids, attention_mask=is_token), atol=0.0)
     assert torch.equal(seen.ids, ids)
     if padded and not bool(is_token.all()):

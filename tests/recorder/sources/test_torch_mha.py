@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import regard
 from regard.recorder.sources.mask_tensors import as_rule
+from tests.recorder.small_models import captured
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
@@ -31,26 +32,6 @@ def _nothing_is_left_behind():
     yield
     assert [getattr(where, name) for where, name in FUNCTIONS] == ORIGINALS
     assert torch.backends.mha.get_fastpath_enabled()
-
-
-def captured(model, *args, certified=True, **kwargs):
-    """What a capture of one call sees, after comparing the call with the same without capture."""
-    before = {name: dict(vars(module)) for name, module in model.named_modules()}
-    state = torch.random.get_rng_state()
-    plain = model(*args, **kwargs)
-    after = torch.random.get_rng_state()
-    torch.random.set_rng_state(state)
-    with regard.capture(model) as seen:
-        watched = model(*args, **kwargs)
-    assert torch.equal(torch.random.get_rng_state(), after)
-    plain, watched = ((x,) if isinstance(x, Tensor) else x for x in (plain, watched))
-    for a, b in zip(plain, watched, strict=True):
-        assert (a is b is None) or torch.equal(a, b)  # to the last bit
-        assert a is None or a.requires_grad == b.requires_grad
-    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
-    if certified:
-        assert seen.certificate.certified, str(seen.certificate)
-    return seen
 
 
 def heads_of(mha, *args, **kwargs):
