@@ -217,7 +217,7 @@ DENIALS = (
 )
 CLAIMS = ("Causal (cross-attention is in another class).", "Causal. Cannot be used for bidirectional ones.")
 PAIRS = ("causal with mask", "padding with softcap", "window with scale")
-CACHED = ("passed cache", "passed bfloat16", "passed float16", "is right: ")
+CACHED = ("passed cache", "passed bfloat16", "passed float16", "is right, with 1 warning: ")
 FROM_64 = "though it is right on 40"
 REPORTS = [
     # What True means in a mask.

@@ -49,6 +49,15 @@ def judge_form(number, form):
     return judge_one(*with_form(number, form))
 
 
+def program_with(number, *swaps, times=-1):
+    """The solution of a lesson in which texts are replaced."""
+    program = plain_solution(get_lesson(number).solution)
+    for right, wrong in swaps:
+        assert right in program
+        program = program.replace(right, wrong, times)
+    return program
+
+
 @cache
 def outcomes_of_solution(number):
     """The outcomes of a lesson's solution, judged once for all tests."""

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from regard.learn.course import get_lesson
-from regard.learn.exercise import plain_solution
 from regard.learn.judgement import tasks_of
-from tests.learn.in_process import judge_one, judged, outcomes_of_solution
+from tests.learn.in_process import judge_one, judged, outcomes_of_solution, program_with
 
 GOLDEN = {  # the weights of "model" on the running example
     2: [0.1796, 0.1950, 0.1957, 0.1390, 0.1260, 0.1645],
@@ -20,10 +19,8 @@ MOVED = "not torch.allclose(out[:, :t], out_changed[:, :t])"
 
 def outcomes(number, right, wrong, folder):
     """Judge the solution of a lesson in which `right` is replaced; the outcomes by the names of the tasks."""
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution)
-    assert right in program
-    return {outcome.task: outcome for outcome in judged(lesson, program.replace(right, wrong), folder)}
+    program = program_with(number, (right, wrong))
+    return {outcome.task: outcome for outcome in judged(get_lesson(number), program, folder)}
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
@@ -62,11 +59,9 @@ def test_what_is_right_with_a_warning_is_done_and_warned_of(number, right, wrong
 
 
 def test_a_hint_has_no_names_that_the_code_has_not(tmp_path):
-    right, wrong = "scores = q @ k.mT", "rows = q @ k.mT"
     also = ("torch.softmax(scores, dim=-1)", "torch.softmax(rows, dim=-1).transpose(0, 1)")
-    lesson = get_lesson(2)
-    program = plain_solution(lesson.solution).replace(right, wrong).replace(*also)
-    (outcome,) = (o for o in judged(lesson, program, tmp_path) if o.status == "wrong")
+    program = program_with(2, ("scores = q @ k.mT", "rows = q @ k.mT"), also)
+    (outcome,) = (o for o in judged(get_lesson(2), program, tmp_path) if o.status == "wrong")
     assert outcome.hint.endswith("and should be (2, 5, 5); line 39: weights = torch.softmax(rows, dim=-1)")
 
 
@@ -103,9 +98,7 @@ def test_other_tests_for_leaks_are_right_too(right, wrong, tmp_path):
 def test_what_runs_and_trains_in_another_place_is_named(number, task, right, wrong, mistake):
     lesson = get_lesson(number)
     (judged_task,) = (each for each in tasks_of(lesson) if each.name == task)
-    program = plain_solution(lesson.solution)
-    assert right in program
-    outcome = judge_one(lesson, judged_task, program.replace(right, wrong))
+    outcome = judge_one(lesson, judged_task, program_with(number, (right, wrong)))
     assert (outcome.status, outcome.mistake) == ("wrong", mistake), outcome
     assert outcome.hint
-    assert judge_one(lesson, judged_task, program).status == "done"
+    assert judge_one(lesson, judged_task, program_with(number)).status == "done"

@@ -21,7 +21,7 @@ from regard.learn.judges import (
 from regard.learn.judges.tables.equality import TOLERANCE, largest_difference
 from regard.learn.judges.tables.functions import FunctionTask
 from regard.learn.wrong_ways import define, hint_for
-from tests.learn.in_process import judged
+from tests.learn.in_process import judged, program_with
 from tests.sampling import share
 
 JUDGES = (similarity, positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
@@ -50,10 +50,7 @@ PRODUCTS = "torch.maximum(q * lowest, q * highest)"
     ],
 )
 def test_another_right_way_is_right(number, right, other, tmp_path):
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution)
-    assert right in program
-    outcomes = judged(lesson, program.replace(right, other), tmp_path)
+    outcomes = judged(get_lesson(number), program_with(number, (right, other)), tmp_path)
     assert {outcome.status for outcome in outcomes} == {"done"}, outcomes
 
 
@@ -97,9 +94,8 @@ def _body(number, start, end):
     ],
 )
 def test_right_numbers_by_the_way_that_the_lesson_replaces_are_noticed(number, body, instead, said, tmp_path):
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
-    outcome = judged(lesson, program, tmp_path)[0]
+    program = program_with(number, (_body(number, *body), instead))
+    outcome = judged(get_lesson(number), program, tmp_path)[0]
     assert outcome.status == "unfinished"
     assert outcome.message.startswith("the numbers are right")
     assert said in outcome.message
@@ -117,10 +113,8 @@ def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path):
 
 
 def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path):
-    lesson = get_lesson(15)
-    program = plain_solution(lesson.solution)
-    program = program.replace("total * shrink +", "total +").replace("mixed / total[..., None]", "mixed / 2")
-    outcome = judged(lesson, program, tmp_path)[0]
+    swaps = ("total * shrink +", "total +"), ("mixed / total[..., None]", "mixed / 2")
+    outcome = judged(get_lesson(15), program_with(15, *swaps), tmp_path)[0]
     assert outcome.mistake == "block-not-rescaled"
     assert "After that: " in outcome.message
     assert outcome.hint.endswith("total = total * shrink + exponentials.sum(dim=-1)")
@@ -172,17 +166,16 @@ BLOCKS = (
     ],
 )
 def test_no_line_of_a_loop_is_replaced_by_one_of_a_solution_without(number, body, instead, tmp_path):
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
-    outcome = next(outcome for outcome in judged(lesson, program, tmp_path) if outcome.status == "wrong")
+    program = program_with(number, (_body(number, *body), instead))
+    outcomes = judged(get_lesson(number), program, tmp_path)
+    outcome = next(outcome for outcome in outcomes if outcome.status == "wrong")
     assert "NameError" not in outcome.message
     assert outcome.hint
     assert "line " not in outcome.hint
 
 
 def test_an_error_is_told_once_and_with_its_line(tmp_path):
-    lesson = get_lesson(13)
-    program = plain_solution(lesson.solution).replace(KEYS, "k = k.repeat_interleave(H, dim=1)")
-    outcome = judged(lesson, program, tmp_path)[1]
+    program = program_with(13, (KEYS, "k = k.repeat_interleave(H, dim=1)"))
+    outcome = judged(get_lesson(13), program, tmp_path)[1]
     assert outcome.message.startswith("line 36, scores = ")
     assert outcome.message.count("RuntimeError") == 1

@@ -3,10 +3,9 @@
 import pytest
 
 from regard.learn.course import get_lesson
-from regard.learn.exercise import plain_solution
 from regard.learn.hints.errors import GENERAL_DIFFERENCE
 from regard.learn.judgement import tasks_of
-from tests.learn.in_process import judge_one, judged
+from tests.learn.in_process import judge_one, judged, program_with
 from tests.sampling import share
 
 SCORES, WEIGHTS, OUT = (
@@ -194,22 +193,14 @@ CASES = (
     ),
 )
 def test_a_check_says_that_two_things_differ(number, swaps, tmp_path):
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution)
-    for right, wrong in swaps.items():
-        assert right in program
-        program = program.replace(right, wrong, 1)
+    lesson, program = get_lesson(number), program_with(number, *swaps.items(), times=1)
     (outcome,) = (outcome for outcome in judged(lesson, program, tmp_path) if outcome.status == "wrong")
     assert outcome.message.endswith(" At least two things differ."), outcome
 
 
 @pytest.mark.parametrize(("number", "at", "swaps", "said", "code"), share(CASES, 4))
 def test_the_hint_is_about_what_is_said(number, at, swaps, said, code):
-    lesson = get_lesson(number)
-    program = plain_solution(lesson.solution)
-    for right, wrong in swaps.items():
-        assert right in program
-        program = program.replace(right, wrong, 1)
+    lesson, program = get_lesson(number), program_with(number, *swaps.items(), times=1)
     task = [task for task in tasks_of(lesson) if task.trials][at]
     outcome = judge_one(lesson, task, program)
     assert said in f"{outcome.mistake} {outcome.message}", outcome

@@ -55,11 +55,11 @@ def state(model):
 
 def captured(model, *args, certified=True, **kwargs):
     """What a capture of one call sees, after comparing the call with the same without capture."""
-    before = {name: dict(vars(module)) for name, module in model.named_modules()}
     drawn = torch.random.get_rng_state()
     plain = model(*args, **kwargs)
     after = torch.random.get_rng_state()
     torch.random.set_rng_state(drawn)
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
     with regard.capture(model) as seen:
         watched = model(*args, **kwargs)
     assert torch.equal(torch.random.get_rng_state(), after)
