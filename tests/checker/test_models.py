@@ -256,7 +256,6 @@ SeesLaterTokens = type("SeesLaterTokens", (Translator,), {"causal": False})
 CausalCross = type("CausalCross", (Translator,), {"causal_cross": True})
 Changing = type("Changing", (RotaryModel,), {"factor": 2.0})
 EVERYTHING_TRIED = "is right: "
-AT_LENGTH = pytest.mark.at_length("test_the_report")
 
 
 @pytest.mark.parametrize(
@@ -279,15 +278,24 @@ AT_LENGTH = pytest.mark.at_length("test_the_report")
         right(LocalAndFullStack, EVERYTHING_TRIED),
         wrong(TinyGPT, "no-mask"),  # another name of the class counts
         # Decoders of another text.
-        pytest.param(right(Translator, EVERYTHING_TRIED), marks=AT_LENGTH),
-        pytest.param(wrong(SeesLaterTokens, failed=("causality",)), marks=AT_LENGTH),
-        pytest.param(right(CausalCross, "`cross_attn` is causal"), marks=AT_LENGTH),
+        pytest.param(right(Translator, EVERYTHING_TRIED), marks=pytest.mark.at_length("test_the_report")),
+        pytest.param(
+            wrong(SeesLaterTokens, failed=("causality",)), marks=pytest.mark.at_length("test_the_report")
+        ),
+        pytest.param(
+            right(CausalCross, "`cross_attn` is causal"), marks=pytest.mark.at_length("test_the_report")
+        ),
         right(GivenMask, "`tgt_mask` was not passed"),
         # Positions that change from layer to layer are in the headline.
         right(RotaryModel, EVERYTHING_TRIED),
         right(Changing, "`angles`, which is changed in place between `attn.0` and `attn.1`"),
-        pytest.param(right(TimeFirstBlock, "as a block on (T, B, C)"), marks=AT_LENGTH),
-        pytest.param(undecided(SaysBatchFirst, "its source says (B, T, C)"), marks=AT_LENGTH),
+        pytest.param(
+            right(TimeFirstBlock, "as a block on (T, B, C)"), marks=pytest.mark.at_length("test_the_report")
+        ),
+        pytest.param(
+            undecided(SaysBatchFirst, "its source says (B, T, C)"),
+            marks=pytest.mark.at_length("test_the_report"),
+        ),
     ],
     ids=str,
 )

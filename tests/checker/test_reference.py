@@ -245,7 +245,6 @@ def differs(fast, slow, *mistakes, **expected):
 
 FAST = ("output", "causality", "gradients", "batch", "state_dict", ".to()", "float32 error")
 FAST += ("bfloat16 error", "float16 error", "extreme inputs")
-AT_LENGTH = pytest.mark.at_length("test_a_correct_cache_gives_the_whole")
 
 
 @pytest.mark.parametrize(
@@ -281,9 +280,13 @@ AT_LENGTH = pytest.mark.at_length("test_a_correct_cache_gives_the_whole")
         Entry("inverted", inverted, {"oracle": unscaled}, "wrong", says=("named inverted-mask",)),
         differs(filled, filled_without_nan, "empty-row-nan", failed=("empty rows",)),
         same(filled_without_nan, filled),
-        pytest.param(same(Cached, Uncached, "passed cache"), marks=AT_LENGTH),
         pytest.param(
-            Entry("TopLeft", TopLeft, {"oracle": Uncached}, "wrong", failed=("cache",)), marks=AT_LENGTH
+            same(Cached, Uncached, "passed cache"),
+            marks=pytest.mark.at_length("test_a_correct_cache_gives_the_whole"),
+        ),
+        pytest.param(
+            Entry("TopLeft", TopLeft, {"oracle": Uncached}, "wrong", failed=("cache",)),
+            marks=pytest.mark.at_length("test_a_correct_cache_gives_the_whole"),
         ),
         same(packed_at_once, packed, "passed lengths that differ"),
         differs(across, packed, "batch-items-mixed"),
