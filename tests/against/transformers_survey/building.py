@@ -10,7 +10,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from tests.against.transformers_survey.overrides import overrides
+from tests.against.transformers_survey.overrides import OVERRIDES
 from tests.against.transformers_survey.sizes import small_values
 
 PARAMETERS_AT_MOST = 20_000_000
@@ -98,7 +98,7 @@ def find_class(name, model_type):
 def small_config(model_type, picture, patch):
     """A small configuration of a type, with every kind of layer that its default has."""
     config_class = CONFIG_MAPPING[model_type]
-    extra = overrides(model_type)
+    extra = OVERRIDES.get(model_type, {})
     try:
         default = config_class()
     except Exception:

@@ -135,7 +135,7 @@ def _judge_missing(verdict, model, seen, token_mixers, said):
     """Every module that mixes tokens is captured or named."""
     passes = [seen, *seen.passes]
     captured = [layer.name.partition("#")[0] for x in passes for layer in x.layers]
-    named = [name for x in passes for name in _missing_names(x)]
+    named = [name for x in passes for name in x.missing]
     modules = dict(model.named_modules())
     for x in passes:  # a part of a module may have been captured, and another not
         for name, reason in x.missing.items():
@@ -150,13 +150,6 @@ def _judge_missing(verdict, model, seen, token_mixers, said):
             verdict.add(PARTLY, f"{mixer.kind} is missing, and named")
         else:
             verdict.add(UNNAMED, f"{mixer.name} ({mixer.kind}) mixes tokens")
-
-
-def _missing_names(seen):
-    """The names of modules that a capture says are missing: the keys of a mapping, or objects with a name."""
-    missing = getattr(seen, "missing", None) or getattr(seen.certificate, "missing", None) or ()
-    entries = missing.keys() if hasattr(missing, "keys") else missing
-    return [str(getattr(entry, "name", entry)) for entry in entries]
 
 
 def _inside(name, outer):

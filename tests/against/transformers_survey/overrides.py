@@ -52,7 +52,3 @@ OVERRIDES = {
         "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
     },
 }
-
-
-def overrides(model_type):
-    return OVERRIDES.get(model_type, {})

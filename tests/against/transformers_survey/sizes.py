@@ -245,9 +245,7 @@ def _list(name, value, count):
         return [2 if i < 2 else 4 for i in range(len(value))]
     if name in ("hidden_sizes", "encoder_hidden_sizes", "neck_hidden_sizes", "embed_dims"):
         return [16 * 2 ** min(i, 2) for i in range(len(value))]
-    if name == "conv_dim":
-        return [32] * len(value)
-    if name in ("tdnn_dim",):
+    if name in ("conv_dim", "tdnn_dim"):
         return [32] * len(value)
     if name in ("out_indices", "deepstack_visual_indexes", "global_attn_indexes", "fullatt_block_indexes"):
         return [min(count or 2, 2) - 1]
