@@ -94,8 +94,8 @@ class LayerDescription(NamedTuple):
     @classmethod
     def of(cls, layer: Layer, file: str, checksum: int) -> LayerDescription:
         """Describe a layer as it is now, whose tensors are in a file."""
-        about = (layer.shape, layer.heads, file, checksum, layer.evidence, layer.placement)
-        return cls(*layer.layer_id, *about)
+        evidence, placement = layer.evidence, layer.placement
+        return cls(*layer.layer_id, layer.shape, layer.heads, file, checksum, evidence, placement)
 
 
 class StoredLayer(Layer):
