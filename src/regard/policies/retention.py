@@ -240,23 +240,18 @@ def retain(
 ) -> Retained | RetentionCurve:
     """Measure a policy at a budget, or several of either, beside random keys and the best possible."""
     several = isinstance(policy, list | tuple)
-    _check_every(policy if several else [policy], every)
+    policies = [find_policy(one) for one in (policy if several else [policy])]
+    if every is not None and policies and not any(isinstance(one, Eviction) for one in policies):
+        raise ValueError(f"every: expected none, since {policies[0]} evicts no keys, got {every}")
     # "32" is a sequence, too, and no number.
     budgets = list(budget) if isinstance(budget, Sequence) and not isinstance(budget, str) else None
     if several or budgets is not None:
-        found = find_budgeted([*policy] if several else [policy])
+        found = find_budgeted(policies)
         if baselines:
             names = [str(one) for one in found]
             found += [one for one in (random(), best()) if str(one) not in names]
         return draw_budgets(layers, found, [budget] if budgets is None else budgets, every=every)
     return _retain_one(layers, policy, budget, every, baselines)
-
-
-def _check_every(policies: Sequence[Any], every: int | None) -> None:
-    """Raise a ValueError if `every` is given and no policy evicts keys."""
-    found = [find_policy(policy) for policy in policies]
-    if every is not None and found and not any(isinstance(one, Eviction) for one in found):
-        raise ValueError(f"every: expected none, since {found[0]} evicts no keys, got {every}")
 
 
 def _retain_one(

@@ -17,8 +17,8 @@ import torch
 import regard
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import compile_notice, launch
-from regard.attention.masks.bands import Band
 from regard.attention.masks.block_lists import cut_into_blocks, find_visible_blocks
+from regard.attention.masks.grid import Band
 from regard.attention.masks.views import Keys, Rows
 
 pytest.importorskip("triton")

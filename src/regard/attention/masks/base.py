@@ -18,10 +18,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from regard.attention.masks.bands import Band
+from regard.attention.masks.grid import Band, always, full_shape, one_block
 from regard.attention.masks.grid import Blocks as Blocks
 from regard.attention.masks.grid import Grid as Grid
-from regard.attention.masks.grid import always, full_shape, one_block
 from regard.attention.masks.grid import grid as grid
 from regard.attention.masks.tile_predicate import TilePredicate
 

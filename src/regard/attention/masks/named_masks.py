@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
-from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.grid import Grid, always
+from regard.attention.masks.grid import Band, Grid, always
 from regard.attention.masks.rule_mask import Predicate, Rule
 from regard.attention.masks.tensor_masks import Alibi, Documents, Padding, TensorMask
 from regard.attention.tensors import (

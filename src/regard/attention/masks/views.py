@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Grid, Mask, of_any
-from regard.attention.masks.grid import look_up
+from regard.attention.masks.grid import Band, look_up
 
 
 @dataclass(frozen=True, repr=False)

@@ -252,10 +252,21 @@ def _join_chunks(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
         if chunk is None or chunk.batches != size:
             raise SurveyFileError(f"{chunk_file(out, number)} is damaged: expected {size} batches")
         total = chunk if total is None else total.followed_by(chunk)
-    result = _make_result(model, plan, total)
-    _write_results(result, out)
+    if total is None:
+        raise ValueError(f"corpus: expected text, but {plan.corpus} has no tokens")
+    table = assemble(total.layers, total.sums, texts=total.windows, tokens=total.tokens, model=model.name)
+    words = decode_words(total.examples, model.decode)
+    try:
+        # The table comes last: where it is, the examples are complete.
+        if total.examples:
+            write_result(SurveyResult(table, total.layers, total.examples, words), result_path(out))
+        else:
+            result_path(out).unlink(missing_ok=True)  # of an earlier survey
+        table.save(out)
+    except OSError as error:
+        raise OSError(f"cannot write {out}: {error.strerror or error}") from None
     shutil.rmtree(chunk_folder(out), ignore_errors=True)
-    return result.table
+    return table
 
 
 def measure_batch(model: SurveyModel, ids: Tensor, first_window: int, examples: int) -> BatchSums:
@@ -273,27 +284,6 @@ def measure_batch(model: SurveyModel, ids: Tensor, first_window: int, examples: 
             kept += collect_examples(joined, ids, first_window, examples).split(len(stack.maps))
         layers += [name_layer(len(layers) + i, m) for i, m in enumerate(stack.maps)]
     return BatchSums(1, windows, tokens, layers, sums, kept)
-
-
-def _make_result(model: SurveyModel, plan: SurveyPlan, total: BatchSums | None) -> SurveyResult:
-    """The table of a survey that is complete, with its examples if any were kept."""
-    if total is None:
-        raise ValueError(f"corpus: expected text, but {plan.corpus} has no tokens")
-    table = assemble(total.layers, total.sums, texts=total.windows, tokens=total.tokens, model=model.name)
-    return SurveyResult(table, total.layers, total.examples, decode_words(total.examples, model.decode))
-
-
-def _write_results(result: SurveyResult, out: Path) -> None:
-    """Write what a survey found. The table comes last: where it is, the examples are complete."""
-    path = result_path(out)
-    try:
-        if result.examples:
-            write_result(result, path)
-        else:
-            path.unlink(missing_ok=True)  # of an earlier survey
-        result.table.save(out)
-    except OSError as error:
-        raise OSError(f"cannot write {out}: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.tiles import visits_between
-from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask, grid
+from regard.attention.masks.grid import Band
 from regard.attention.masks.views import MaskOnly
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 

@@ -174,8 +174,9 @@ def fill_dense(m: MapData, dense: Tensor) -> None:
 
 def _whole_tiling(m: MapData, size: int = head_pass.TILE) -> Tiling:
     """The tiles of all rows and keys, a place for each, of at most `size` weights."""
-    sides = zip(m.matrix[2:], (head_pass.QUERIES, head_pass.KEYS), strict=True)
-    return Tiling(m, *(whole_bins(n, side, m.device) for n, side in sides), size)
+    T, S = m.matrix[2:]
+    q_bins = whole_bins(T, head_pass.QUERIES, m.device)
+    return Tiling(m, q_bins, whole_bins(S, head_pass.KEYS, m.device), size)
 
 
 def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:

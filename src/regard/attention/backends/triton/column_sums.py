@@ -13,13 +13,13 @@ from regard.attention.backends.triton.launch import (
     padded,
     visible_blocks,
 )
-from regard.attention.masks.bands import Band
 from regard.attention.masks.block_lists import (
     BlockLists,
     cut_into_blocks,
     find_bounded_blocks,
     find_visible_blocks,
 )
+from regard.attention.masks.grid import Band
 
 
 def column_sums(m: KernelMap, row_weights: Tensor, rows: Tensor | None = None) -> Tensor:

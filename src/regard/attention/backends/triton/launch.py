@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.triton import configs
 from regard.attention.backends.triton.cells import CellBuffers, SquareCells, heads_at_once
-from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import VisibleBlocks, cut_into_blocks, find_visible_blocks
+from regard.attention.masks.grid import Band
 from regard.attention.masks.memo import memoize_on_mask, remember
 
 WIDEST = 256

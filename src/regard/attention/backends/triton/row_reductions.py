@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention.backends.triton import configs
 from regard.attention.backends.triton.launch import KernelMap, descriptor, padded, visible_blocks
-from regard.attention.masks.bands import Band
+from regard.attention.masks.grid import Band
 
 MOST = 64
 """The largest k of `topk`: the kernel keeps k scores and keys of each row in registers."""

@@ -15,13 +15,13 @@ from torch.nn.functional import pad
 from regard.attention.backends.runs import cut_into_runs
 from regard.attention.backends.triton import configs
 from regard.attention.backends.triton.launch import KernelMap, KernelScores, descriptor, padded
-from regard.attention.masks.bands import Band
 from regard.attention.masks.block_lists import (
     BlockLists,
     cut_into_blocks,
     find_bounded_blocks,
     find_visible_blocks,
 )
+from regard.attention.masks.grid import Band
 from regard.attention.masks.memo import memoize_on_mask
 from regard.support.lru import LRUCache
 
