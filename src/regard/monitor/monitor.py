@@ -31,10 +31,11 @@ from regard.monitor.history import (
 from regard.monitor.measures import BatchTokens, HeadReading, choose_rows, read
 from regard.recorder.context import capture
 from regard.recorder.layer import Layer
-from regard.recorder.observation import attention_names, named_arguments
+from regard.recorder.observation import named_arguments
 from regard.recorder.result import Capture
+from regard.recorder.sources.adapters import attention_names
 from regard.recorder.sources.compilation import original_model, uncompiled
-from regard.recorder.sources.listener import check_recognised
+from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at
 from regard.support.json_lines import append_lines
 from regard.support.override import MethodWrappers
 
@@ -113,7 +114,8 @@ class Monitor:
         if isinstance(model, DistributedDataParallel):
             model = model.module
         self.model = original_model(model)
-        check_recognised(self.model)  # a ValueError now, not in the middle of a run
+        # A ValueError now, not in the middle of a run.
+        check_recognised(self.model, look_at(self.model).parts)
         _check_layers(self.model, layers)
         self.every, self.rows, self.layers = every, rows, layers
         self.file = None if file is None else Path(file)
@@ -192,7 +194,9 @@ class Monitor:
         if self._open and self.steps % self.every == 0:
             self._armed = ExitStack()
             # Before the step begins, since a compiled model decides when it is called what it runs.
-            self._armed.enter_context(uncompiled(self.model))
+            wrappers = MethodWrappers()
+            self._armed.enter_context(uncompiled(look_at(self.model), wrappers))
+            self._armed.enter_context(wrappers.active())
 
     def _disarm(self) -> None:
         if self._armed is not None:

@@ -23,16 +23,16 @@ from regard.pictures.patches import Patches
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.model_inputs import Inputs, model_arguments, model_name
-from regard.recorder.observation import as_ids, attention_names, observed
+from regard.recorder.observation import as_ids, observed
 from regard.recorder.picture_reader import PictureReader
 from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
-from regard.recorder.sources.adapters import layer_ids
+from regard.recorder.sources.adapters import attention_names, layer_ids
 from regard.recorder.sources.compilation import compiled_methods, original_model
-from regard.recorder.sources.listener import check_recognised
-from regard.recorder.sources.structure_of_models.structure import unchanged
-from regard.recorder.sources.structure_of_models.token_mixers import CONVOLUTIONS, TokenMixers
+from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at, recall_parts
+from regard.recorder.sources.structure_of_models.module_kinds import CONVOLUTIONS
+from regard.recorder.sources.structure_of_models.token_mixers import TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
 from regard.recorder.tokens_of_maps.predictions import predictions_from
@@ -54,9 +54,8 @@ class CaptureBlock:
     def __init__(
         self, model: nn.Module, recording: Recording, adapters: Mapping[str, Callable[..., Any]] | None
     ) -> None:
-        with unchanged(model, recall=True):
-            # A model that cannot be captured, or has no such modules, is refused here.
-            check_recognised(model) if adapters is None else layer_ids(model, adapters)
+        # A model that cannot be captured, or has no such modules, is refused here.
+        check_recognised(model, recall_parts(model)) if adapters is None else layer_ids(model, adapters)
         self.model, self.recording, self.adapters = model, recording, adapters
         self.warn = adapters is None
         self._undo = ExitStack()
@@ -69,12 +68,11 @@ class CaptureBlock:
                 "`with regard.capture(model) as seen:` for each"
             )
         self._opened = True
-        with ExitStack() as undo, unchanged(self.model):
-            self.mixers = TokenMixers(self.model)
-            undo.enter_context(self.mixers.watched())
+        with ExitStack() as undo:
+            self.mixers = TokenMixers(look_at(self.model))
             if self.recording.stream is not None:
                 undo.enter_context(self.recording.stream.attached())
-            undo.enter_context(observed(self.model, self.recording, self.adapters))
+            undo.enter_context(observed(self.model, self.recording, self.adapters, self.mixers))
             # If one of them cannot be opened, those before it are undone.
             self._undo = undo.pop_all()
         return self.recording.seen
@@ -344,7 +342,7 @@ def _stream_recorder(
     model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None, tokenizer: Any
 ) -> StreamRecorder:
     """Return what records the residual stream of a model; `tokenizer` may be None."""
-    roles = module_roles(model, attention_names(model, adapters), TokenMixers(model).mixing)
+    roles = module_roles(model, attention_names(model, adapters), look_at(model).parts.mixing.mixing)
     return StreamRecorder(model, roles, None if tokenizer is None else functools.partial(token_id, tokenizer))
 
 

@@ -20,23 +20,52 @@ from torch import Tensor, nn
 from regard.gpt import GPT
 from regard.recorder.receiver import CallReceiver, ModelArguments, OpenReceiver, PassTokens, open_receivers
 from regard.recorder.sources import listener, token_order
-from regard.recorder.sources.adapters import attach_adapters, layer_ids
+from regard.recorder.sources.adapters import attach_adapters
 from regard.recorder.sources.compilation import uncompiled
-from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.model_parts import (
+    KnownModel,
+    check_recognised,
+    look_at,
+)
+from regard.recorder.sources.structure_of_models.module_kinds import keeps_order
+from regard.recorder.sources.structure_of_models.token_mixers import TokenMixers
 from regard.recorder.sources.structure_of_models.vision_tower import find_pixels
 from regard.support.override import MethodWrappers
 
 
 @contextmanager
 def observed(
-    model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Callable[..., Any]] | None = None
+    model: nn.Module,
+    receiver: CallReceiver,
+    adapters: Mapping[str, Callable[..., Any]] | None = None,
+    mixers: TokenMixers | None = None,
 ) -> Iterator[None]:
     """Inside the block, the model's attention calls go to a receiver; then all is restored.
 
-    If there are `adapters`, they alone describe the calls.
+    If there are `adapters`, they alone describe the calls. `mixers` notes which modules run.
     """
-    wrappers, modules = MethodWrappers(), modules_of(model)
-    pretrained = listener.attention_parts(model).pretrained
+    # All wrappers are activated together, since each block of its own costs every call of a module.
+    known, wrappers = look_at(model) if mixers is None else mixers.model, MethodWrappers()
+    if mixers is not None:
+        mixers.watch(wrappers)
+    receiver.known_code = known.parts.known_code
+    modules = known.modules
+    with ExitStack() as undo:
+        undo.enter_context(uncompiled(known, wrappers))
+        undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(modules.values()))))
+        if adapters is None:
+            check_recognised(model, known.parts)
+            undo.enter_context(listener.attached(known, receiver, wrappers))
+        else:
+            attach_adapters(model, receiver, adapters, wrappers)
+        _mark_passes(known, receiver, wrappers)
+        undo.enter_context(wrappers.active())
+        yield
+
+
+def _mark_passes(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers) -> None:
+    """Add wrappers by which a receiver knows where forward passes and generations begin and end."""
+    modules, pretrained = model.modules, model.parts.pretrained
     for name in dict.fromkeys(("", *pretrained)):
         # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
         run = functools.partial(_run_pass, receiver, modules[name], "decoder" in name)
@@ -47,21 +76,6 @@ def observed(
         # Both a plain call and `generate` use it.
         if isinstance(module, GPT):
             wrappers.add(module, "states", functools.partial(_run_pass, receiver, module, False))
-    receiver.known_code = _known_code(model)
-    with ExitStack() as undo:
-        undo.enter_context(uncompiled(model))
-        undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(modules.values()))))
-        if adapters is None:
-            undo.enter_context(listener.attach(model, receiver))
-        else:
-            undo.enter_context(attach_adapters(model, receiver, adapters))
-        undo.enter_context(wrappers.active())
-        yield
-
-
-@remembered
-def _known_code(model: nn.Module) -> tuple[str, ...]:
-    return tuple(name for name, module in model.named_modules() if _keeps_order(module))
 
 
 def _run_generation(receiver: CallReceiver, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -80,13 +94,6 @@ def _run_generation(receiver: CallReceiver, generate: Callable[..., Any], *args:
         receiver.prompt = None
 
 
-def _keeps_order(module: nn.Module) -> bool:
-    """Whether a model's code is known to keep its texts and tokens in order: Transformers' and Regard's."""
-    package = type(module).__module__
-    # A `PreTrainedModel` whose code comes from the Hub is nobody's known code.
-    return isinstance(module, GPT) or (listener.is_pretrained(module) and package.startswith("transformers."))
-
-
 def _run_pass(
     receiver: CallReceiver,
     model: nn.Module,
@@ -102,7 +109,7 @@ def _run_pass(
         # A model inside of the model is given embeddings or a part of the text.
         if receiver.keeps_arguments and receiver.running == 1:
             receiver.arguments = arguments
-        if _keeps_order(model):
+        if keeps_order(model):
             undo.enter_context(token_order.Pause())
         elif receiver.watches_tokens and receiver.running == 1 and tokens.ids is not None:
             order = token_order.TokenOrder(arguments.ids, tokens.ids, tokens.others, model)
@@ -168,12 +175,3 @@ def as_ids(x: Any) -> Tensor | None:
 def _is_whole(x: Any) -> bool:
     """Whether this is a tensor (B, T) of whole numbers."""
     return isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32)
-
-
-def attention_names(
-    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
-) -> frozenset[str]:
-    """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
-    if adapters is not None:
-        return frozenset(layer_ids(model, adapters))
-    return listener.attention_parts(model).names

@@ -19,7 +19,6 @@ from regard.pictures.patch_layout import NONE, PatchLayout, PatchSpan, Pictures
 from regard.pictures.patches import MAX_GRID, Patches
 from regard.pictures.picture import Normalisation, Picture, display_pixels
 from regard.recorder.layer import Layer
-from regard.recorder.sources.structure_of_models.structure import modules_of
 from regard.recorder.sources.structure_of_models.vision_tower import (
     PixelInputs,
     VisionTower,
@@ -180,7 +179,7 @@ class PictureReader:
     def _window_layouts(self, grids: list[Grid], layer: Layer, B: int, S: int) -> Layouts | None:
         """Return the layouts of a layer whose batch entries are windows, as in Swin; None for others."""
         parent = layer.name.rpartition(".")[0]
-        block = modules_of(self.model).get(parent)
+        block = dict(self.model.named_modules()).get(parent)
         side, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
         if not isinstance(side, int) or not isinstance(shift, int) or side * side != S:
             return None

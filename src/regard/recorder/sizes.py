@@ -19,8 +19,7 @@ from regard.attention.inputs import working_dtype
 from regard.gpt import Config
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import kv_slots
-from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources import torch_mha
+from regard.recorder.sources.structure_of_models.layer_names import gpt_layer_ids, mha_layer_ids
 from regard.recorder.summary import summary_size
 from regard.support.cell_output import PrintedOutput
 from regard.support.table import Column, Table
@@ -172,10 +171,11 @@ def _layer_sizes(model: Any, source: int, target: int) -> Iterator[LayerSize]:
     elif not isinstance(model, nn.Module):
         yield from _config_sizes(model, source, target)
     else:
-        for module, layer_id in gpt_source.layer_ids(model).items():
+        modules = dict(model.named_modules())
+        for module, layer_id in gpt_layer_ids(modules).items():
             H, G, D = module.num_heads, module.num_kv_heads, module.head_dim
             yield LayerSize(layer_id, H, G, D, D, source, source)
-        for mha, layer_id in torch_mha.layer_ids(model).items():
+        for mha, layer_id in mha_layer_ids(modules).items():
             T, S = _lengths(layer_id.stack, source, target)
             # `add_bias_kv` and `add_zero_attn` append a key each.
             S += (mha.bias_k is not None) + bool(mha.add_zero_attn)

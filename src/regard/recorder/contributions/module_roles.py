@@ -14,7 +14,7 @@ from torch import nn
 
 from regard.recorder.contributions.frozen_modules import is_norm
 from regard.recorder.contributions.output_projection import is_linear
-from regard.recorder.sources.structure_of_models.structure import is_inside
+from regard.recorder.sources.structure_of_models.model_parts import is_inside
 
 Role = Literal[
     "block", "attention", "branch", "mixer", "linear", "attention linear", "norm", "head linear", "activation"

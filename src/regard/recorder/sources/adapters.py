@@ -13,8 +13,7 @@ projection, its layer cannot be certified.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -26,6 +25,7 @@ from regard.attention.inputs import check_inputs
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
+from regard.recorder.sources.structure_of_models.model_parts import look_at
 from regard.support.override import MethodWrappers, Wrapper
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -58,18 +58,23 @@ def layer_ids(
     return {name: (LayerId(first + i, name), adapter_of[name]) for i, name in enumerate(ordered)}
 
 
-@contextmanager
+def attention_names(
+    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
+) -> frozenset[str]:
+    """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
+    if adapters is not None:
+        return frozenset(layer_ids(model, adapters))
+    return look_at(model).parts.softmax_attention
+
+
 def attach_adapters(
-    model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Adapter], first: int = 0
-) -> Iterator[None]:
-    """Call the adapters after every call of their modules; restore the modules on leaving."""
-    modules, targets = dict(model.named_modules()), layer_ids(model, adapters, first)
+    model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Adapter], wrappers: MethodWrappers
+) -> None:
+    """Add wrappers that call the adapters after every call of their modules."""
+    modules, targets = dict(model.named_modules()), layer_ids(model, adapters)
     receiver.expect([layer_id for layer_id, _ in targets.values()])
-    wrappers = MethodWrappers()
     for name, (layer_id, adapter) in targets.items():
         wrappers.add(modules[name], "forward", _adapted_forward(modules[name], layer_id, adapter, receiver))
-    with wrappers.active():
-        yield
 
 
 def _adapted_forward(

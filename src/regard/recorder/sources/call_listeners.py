@@ -16,7 +16,7 @@ from torch import nn
 from regard.recorder.attention_call import Call, UnreadableCall
 from regard.recorder.map_preparation import without_gradients
 from regard.recorder.sources import token_order
-from regard.recorder.sources.structure_of_models.structure import calling_module
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module
 from regard.support.override import ContextEntries
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
+from regard.recorder.sources.structure_of_models.module_kinds import compiled_forward
 from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.support.torch_internals import compiled_module_class
 
@@ -29,44 +30,25 @@ def original_model(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Inside the block, this context runs the original code of a model and of every module in it."""
-    wrappers, modules = MethodWrappers(), modules_of(model)
-    for name in _compiled_names(model):
-        module = modules[name]
-        # `module.compile()` stores the compiled call under this private name, and `__call__` prefers it.
+def uncompiled(model: KnownModel, wrappers: MethodWrappers) -> Iterator[None]:
+    """Inside the block, and by wrappers that are added, a model and its modules run their original code.
+
+    Only the context that activates the wrappers does so.
+    """
+    for name in model.parts.compiled:
+        module = model.modules[name]
         if getattr(module, "_compiled_call_impl", None) is not None:
             wrappers.add(module, "_compiled_call_impl", _in_place_of(module._call_impl))
         # A compiled module has such a `forward` as well, and is replaced by its `__call__` below.
-        if (original := _compiled_forward(module)) is not None:
+        if (original := compiled_forward(module)) is not None:
             wrappers.add(module, "forward", _in_place_of(original))
-        # Transformers generates with it if the cache is static.
         if hasattr(module, "get_compiled_call"):
             wrappers.add(module, "get_compiled_call", functools.partial(_plain_call, module))
-    captured = frozenset(modules.values())
-    with _override.opened(), _captured.added(captured), wrappers.active():
+    captured = frozenset(model.modules.values())
+    with _override.opened(), _captured.added(captured):
         if (kind := compiled_module_class()) is not None:
             _override.replace(kind, "__call__", _original_call)
         yield
-
-
-@remembered
-def _compiled_names(model: nn.Module) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, module in model.named_modules()
-        if getattr(module, "_compiled_call_impl", None) is not None
-        or _compiled_forward(module) is not None
-        or hasattr(module, "get_compiled_call")
-    )
-
-
-def _compiled_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """Return the function that `module.forward = torch.compile(module.forward)` has compiled, or None."""
-    if isinstance(module, compiled_module_class() or ()):
-        return None
-    # Private, but the only place where `torch.compile(function)` keeps the function.
-    return getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
 
 
 def _in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:

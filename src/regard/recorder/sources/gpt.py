@@ -1,4 +1,4 @@
-"""`regard.layers.Attention`, and with it `regard.gpt.GPT`: its layers, and the keys that its caches evict.
+"""`regard.layers.Attention`, and with it `regard.gpt.GPT`: the keys that its caches evict.
 
 Such a layer calls `regard.attend`, where it is heard. A cache that evicts keys passes on only those that it
 still holds; the evicted ones are remembered here, so that the map shows every token.
@@ -17,16 +17,8 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
 from regard.layers import Attention, KVCache
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.layer import LayerId
-from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module
 from regard.support.override import ContextEntries, MethodWrappers
-
-
-def layer_ids(model: nn.Module) -> dict[Attention, LayerId]:
-    """Return the attention layers of a model, numbered in the model's order."""
-    names = {module: name for name, module in modules_of(model).items() if isinstance(module, Attention)}
-    return {module: LayerId(number, name) for number, (module, name) in enumerate(names.items())}
-
 
 _watches: ContextEntries[Mapping[nn.Module, CacheWatch]] = ContextEntries("cache_watches")
 

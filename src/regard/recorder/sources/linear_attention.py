@@ -1,4 +1,4 @@
-"""Linear attention and state-space layers: finds those that capture can read, and reads their calls.
+"""Linear attention and state-space layers: reads the calls of those that capture can read.
 
 Transformers calls the function of such a layer by its name in the model's file, whichever kernel or fallback
 is behind it; so does code that uses the flash-linear-attention library. The model's own function runs with
@@ -12,77 +12,27 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
-from regard.recorder.layer import LayerId
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import listeners_to, notify, read_or_explain
 from regard.recorder.sources.sdpa_call import repeats_heads
-from regard.recorder.sources.structure_of_models.code_names import called_names
-from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
-from regard.recorder.sources.structure_of_models.structure import calling_module
-from regard.support.override import MethodWrappers, SharedOverride
-
-GATED_DELTA_RULE = (
-    "torch_chunk_gated_delta_rule",
-    "torch_recurrent_gated_delta_rule",
-    "chunk_gated_delta_rule",
-    "fused_recurrent_gated_delta_rule",
-    "chunk_kimi_delta_attention",
-    "recurrent_kimi_delta_attention",
-    "chunk_kda",
-    "fused_recurrent_kda",
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module
+from regard.recorder.sources.structure_of_models.module_kinds import (
+    GATED_DELTA_RULE,
+    MAMBA2_SCAN,
+    MAMBA2_STEP,
+    MAMBA2_WHOLE,
+    is_lightning,
 )
-"""Functions of (q, k, v, g, beta), with tensors (B, T, H, D), that compute a gated delta rule."""
-MAMBA2_SCAN = ("mamba2_chunk_scan", "mamba_chunk_scan_combined")
-"""Functions that compute Mamba-2's recurrence over a text."""
-MAMBA2_STEP = ("mamba2_selective_state_update",)
-"""Functions that compute it for one more token."""
-MAMBA2_WHOLE = ("mamba2_split_conv1d_scan_combined",)
-"""Functions that compute a whole layer of Mamba-2 in one kernel, where nothing can be heard."""
-FUNCTIONS = (*GATED_DELTA_RULE, *MAMBA2_SCAN, *MAMBA2_STEP, *MAMBA2_WHOLE)
-LIGHTNING_PARTS = ("qkv_proj", "act_fn", "norm", "slope_rate", "num_attention_heads", "head_dim")
-# Where each linear layer stands next to a layer of attention, as in Falcon-H1 and Zamba2.
-LINEAR_STACK = "linear"
-
-
-def is_lightning(module: nn.Module) -> bool:
-    """Whether a module is lightning attention, as MiniMax has it."""
-    # By its name and its parts: its recurrence is in its own code, where no function can be intercepted.
-    return "LightningAttention" in type(module).__name__ and all(
-        hasattr(module, name) for name in LIGHTNING_PARTS
-    )
-
-
-def is_linear_layer(module: nn.Module) -> bool:
-    """Whether a module is a linear layer that can be read."""
-    return is_lightning(module) or not called_names(cast(Any, type(module))).isdisjoint(FUNCTIONS)
-
-
-def linear_layer_ids(
-    modules: Mapping[str, nn.Module], linear: Mapping[str, nn.Module], attention: Mapping[str, nn.Module]
-) -> dict[nn.Module, LayerId]:
-    """Return the layer ids of the `linear` layers among a model's modules, beside those of `attention`.
-
-    They are numbered in one sequence with the layers of attention, if each has a number of its own; where a
-    block holds both, the linear ones are in the stack "linear".
-    """
-    names = {name: module for name, module in modules.items() if name in linear or name in attention}
-    together, alone = assign_layer_ids(names), assign_layer_ids(attention)
-    if all(together[module] == layer_id for module, layer_id in alone.items()):
-        return {module: together[module] for module in linear.values()}
-    return {
-        module: layer_id._replace(stack=".".join(filter(None, (layer_id.stack, LINEAR_STACK))))
-        for module, layer_id in assign_layer_ids(linear).items()
-    }
-
+from regard.support.override import MethodWrappers, SharedOverride
 
 # What `l2norm` of Transformers and of flash-linear-attention adds to the sum of squares.
 QK_NORM = 1e-6
@@ -95,9 +45,14 @@ _override = SharedOverride()
 
 
 @contextmanager
-def intercepted(modules: Collection[nn.Module], take: Take) -> Iterator[None]:
-    """Inside the block, the calls of some linear layers go to the listeners; `take` receives lightning's."""
-    with _override.opened(), watch_lightning(modules, take):
+def intercepted(modules: Collection[nn.Module], take: Take, wrappers: MethodWrappers) -> Iterator[None]:
+    """Inside the block, the calls of some linear layers go to the listeners.
+
+    `take` receives those of lightning attention, from wrappers that are added.
+    """
+    for module in filter(is_lightning, modules):
+        _watch_lightning(module, take, wrappers)
+    with _override.opened():
         for file in {type(module).__module__ for module in modules}:
             for name, read in READERS.items():
                 # Under its name in the model's file, until the last block is left.
@@ -270,18 +225,12 @@ def _convolution(module: nn.Module) -> int | None:
 Take = Callable[[nn.Module, AttentionCall], object]
 
 
-@contextmanager
-def watch_lightning(modules: Iterable[nn.Module], take: Take) -> Iterator[None]:
-    """Inside the block, `take` receives the calls of those modules that are lightning attention."""
-    wrappers = MethodWrappers()
-    for module in filter(is_lightning, modules):
-        heard: dict[str, Tensor] = {}
-        parts: Any = module
-        wrappers.add(parts.qkv_proj, "forward", functools.partial(_note_projection, heard))
-        wrappers.add(parts.norm, "forward", functools.partial(_note_output, heard))
-        wrappers.add(module, "forward", functools.partial(_run_lightning, module, heard, take))
-    with wrappers.active():
-        yield
+def _watch_lightning(module: Any, take: Take, wrappers: MethodWrappers) -> None:
+    """Add wrappers by which `take` receives the calls of a module of lightning attention."""
+    heard: dict[str, Tensor] = {}
+    wrappers.add(module.qkv_proj, "forward", functools.partial(_note_projection, heard))
+    wrappers.add(module.norm, "forward", functools.partial(_note_output, heard))
+    wrappers.add(module, "forward", functools.partial(_run_lightning, module, heard, take))
 
 
 def _note_projection(heard: dict[str, Tensor], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,14 +10,12 @@ call belongs to; what a call means is read in `sdpa`, `attend_function`, `transf
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
-from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import without_autocast
@@ -36,18 +34,10 @@ from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call
 from regard.recorder.sources.eager.eager_scores import EagerAttention
 from regard.recorder.sources.earlier_calls import PARTS, EarlierCall
-from regard.recorder.sources.linear_attention import is_linear_layer, linear_layer_ids
 from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
-from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
-from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
-from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
-from regard.recorder.sources.structure_of_models.token_mixers import (
-    FUSED,
-    computes_softmax_attention,
-    is_torchs,
-    kind_of,
-)
+from regard.recorder.sources.structure_of_models.layer_names import number_in
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.support.override import MethodWrappers
 from regard.support.torch_internals import current_transform
 
@@ -55,110 +45,6 @@ SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
     "name num_heads in the module"
 )
-# WavLM (Transformers) calls it in a module of its own, without `nn.MultiheadAttention`.
-MULTI_HEAD = "multi_head_attention_forward"
-FUNCTIONS = frozenset(
-    ("scaled_dot_product_attention", MULTI_HEAD, "ALL_ATTENTION_FUNCTIONS", "dispatch_attention_fn")
-)
-"""Names in the code of a module whose attention can be heard; the last is diffusers'."""
-# By name, since their code has the same products as attention. A pooler is none whatever it is called, such
-# as AIMv2's AttentionPoolingHead; any other class with "att" in its name is attention.
-NO_LAYERS = re.compile(
-    r"pool|^(?!.*att).*(rout|moe|expert|gate|gating|sampl|norm|embed|rotary|position)", re.IGNORECASE
-)
-"""Matches the names of classes whose softmax is not over the tokens of a text, such as routers."""
-
-
-class AttentionParts(NamedTuple):
-    """The modules of a model whose attention is heard, by their names."""
-
-    attention: tuple[str, ...]
-    """Those whose code calls something that is listened to, or computes attention."""
-    traced: tuple[str, ...]
-    """Those whose functions are followed: of code that nobody here knows."""
-    linear: tuple[str, ...]
-    """Linear attention and state-space layers that can be read."""
-    layer_ids: dict[str, LayerId]
-    linear_ids: dict[str, LayerId]
-    pretrained: tuple[str, ...]
-    """Transformers' models: this one, or those inside."""
-    fused: tuple[str, ...]
-    """PyTorch's modules that have fused kernels of their own."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The modules of softmax attention."""
-        return frozenset((*self.attention, *self.layer_ids))
-
-
-@remembered
-def attention_parts(model: nn.Module) -> AttentionParts:
-    """Find the modules of a model whose attention is heard."""
-    modules = modules_of(model)
-    attention = {name: module for name, module in modules.items() if _attends(module)}
-    numbered = numbered_modules(attention)
-    linear = {name: module for name, module in modules.items() if is_linear_layer(module)}
-    ids = [
-        *assign_layer_ids(numbered).values(),
-        *torch_mha.layer_ids(model).values(),
-        *gpt.layer_ids(model).values(),
-    ]
-    linear_ids = linear_layer_ids(modules, linear, numbered) if linear else {}
-    return AttentionParts(
-        tuple(attention),
-        tuple(name for name, module in modules.items() if _is_traced(module)),
-        tuple(linear),
-        {layer_id.name: layer_id for layer_id in ids},
-        {layer_id.name: layer_id for layer_id in linear_ids.values()},
-        tuple(name for name, module in modules.items() if is_pretrained(module)),
-        tuple(name for name, module in modules.items() if isinstance(module, FUSED)),
-    )
-
-
-def _attends(module: nn.Module) -> bool:
-    """Whether the code of a module calls something that is listened to, or computes attention."""
-    # PyTorch's module and Regard's layer are numbered by themselves (`torch_mha`, `gpt`).
-    if isinstance(module, nn.MultiheadAttention):
-        return False
-    if isinstance(module, Attention) and type(module).forward is Attention.forward:
-        return False
-    names = module_names(module)
-    return not FUNCTIONS.isdisjoint(names) or ATTEND in names or computes_softmax_attention(module)
-
-
-def _is_traced(module: nn.Module) -> bool:
-    """Whether a module's functions are followed: those of code that nobody here knows.
-
-    Transformers' modules call its interface, unless they compute a softmax themselves. PyTorch's hold no code
-    of a model, and would leave their fused kernels.
-    """
-    file = type(module).__module__
-    # The stages are written out as a learner writes them, and no source of their own.
-    if isinstance(module, FUSED) or (file.startswith("regard.") and not file.startswith("regard.stages.")):
-        return False
-    return computes_softmax_attention(module) if file.startswith("transformers.") else not is_torchs(module)
-
-
-def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return those of some attention modules that count as layers, by name.
-
-    The others have a softmax and a product or `attend` in their code, but are routers, samplers or poolers by
-    the names of their classes, or contain other attention modules: as a model that samples what it writes. If
-    one of them is heard nevertheless, its layer has the module's own name.
-    """
-    found = set(modules.values())
-    numbered = {
-        name: module
-        for name, module in modules.items()
-        if not FUNCTIONS.isdisjoint(module_names(module))
-        or not (NO_LAYERS.search(kind_of(module)) or found & set(module.modules()) - {module})
-    }
-    return numbered or dict(modules)
-
-
-def is_pretrained(module: nn.Module) -> bool:
-    """Whether the module is a `PreTrainedModel`, without importing Transformers."""
-    return any(c.__module__ == "transformers.modeling_utils" for c in type(module).__mro__)
 
 
 class Listener:
@@ -167,13 +53,8 @@ class Listener:
     `watched` are the modules that run in `run_module`.
     """
 
-    def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        parts: AttentionParts,
-        receiver: CallReceiver,
-        watched: Iterable[nn.Module],
-    ) -> None:
+    def __init__(self, model: KnownModel, receiver: CallReceiver, watched: Iterable[nn.Module]) -> None:
+        modules, parts = model
         self.receiver = receiver
         self.watched = frozenset(watched)
         self.names = {module: name for name, module in modules.items()}
@@ -298,13 +179,12 @@ def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
 
 
 @contextmanager
-def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
-    """Pass the attention calls of a model to a receiver; restore everything on leaving."""
-    modules, parts = modules_of(model), check_recognised(model)
+def attached(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers) -> Iterator[None]:
+    """Inside the block, with the wrappers that it adds, a receiver gets the attention calls of a model."""
+    modules, parts = model
     watched = [modules[name] for name in dict.fromkeys((*parts.attention, *parts.traced))]
-    listener = Listener(modules, parts, receiver, watched)
+    listener = Listener(model, receiver, watched)
     receiver.expect(listener.layer_ids.values())
-    wrappers = MethodWrappers()
     for module in watched:
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
     for name in parts.traced:
@@ -315,7 +195,6 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         wrappers.add(modules[name], "forward", run_fused)
     with ExitStack() as undo:
         undo.enter_context(gpt.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
-        undo.enter_context(wrappers.active())
         for intercepted in (sdpa, attend_function, torch_mha):
             undo.enter_context(intercepted.intercepted())
         if parts.pretrained:
@@ -324,36 +203,6 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
             undo.enter_context(transformers_interface.intercepted())
         if not receiver.is_editor and parts.linear:
             linear = [modules[name] for name in parts.linear]
-            undo.enter_context(linear_attention.intercepted(linear, listener.take))
+            undo.enter_context(linear_attention.intercepted(linear, listener.take, wrappers))
         undo.enter_context(open_listeners.added(listener))
         yield
-
-
-def check_recognised(model: nn.Module) -> AttentionParts:
-    """Return the modules of a model that attend; a ValueError if nothing in it is known to."""
-    parts = attention_parts(model)
-    if parts.attention or parts.traced or parts.linear or parts.layer_ids:
-        return parts
-    # A Transformers model without known attention is refused by the names of its classes.
-    if parts.pretrained:
-        raise ValueError(no_attention_message(model))
-    raise ValueError(
-        "model: expected one with attention that capture recognises (Transformers' interface, PyTorch's "
-        "attention, regard.attend, a softmax between two matrix products), "
-        f"got {type(model).__name__}: name its attention modules with adapters={{name: adapter}}"
-    )
-
-
-def no_attention_message(model: nn.Module) -> str:
-    """Say why a Transformers model cannot be captured."""
-    kinds = dict.fromkeys(
-        type(module).__name__ for module in model.modules() if "Attention" in type(module).__name__
-    )
-    if not kinds:
-        return f"{type(model).__name__} cannot be captured: it has no attention module that capture knows"
-    return (
-        f"{type(model).__name__} cannot be captured: its attention ({', '.join(kinds)}) "
-        "calls neither Transformers' AttentionInterface nor PyTorch's scaled_dot_product_attention, nor does "
-        "its code multiply a softmax with values; "
-        "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
-    )

@@ -43,6 +43,7 @@ from regard.recorder.sources.call_listeners import (
     wants_overview,
 )
 from regard.recorder.sources.sdpa_call import attention_call, given_scale
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module, is_running
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import (
     HeadOrderError,
@@ -53,8 +54,7 @@ from regard.recorder.sources.structure_of_models.head_order import (
     note_axes,
     unpack,
 )
-from regard.recorder.sources.structure_of_models.structure import calling_module, is_running
-from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS
+from regard.recorder.sources.structure_of_models.module_kinds import FUSED_OPERATORS
 from regard.support.override import SharedOverride
 from regard.support.torch_internals import (
     any_autocast_enabled,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.certificates.certificate import sampled_rows
-from regard.recorder.layer import LayerId
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import (
     CallListener,
@@ -37,30 +35,10 @@ from regard.recorder.sources.call_listeners import (
     notify,
 )
 from regard.recorder.sources.mask_tensors import as_rule
-from regard.recorder.sources.structure_of_models.structure import calling_module, modules_of
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module
 from regard.support.override import SharedOverride
 
 NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"
-
-
-def layer_ids(model: nn.Module) -> dict[nn.MultiheadAttention, LayerId]:
-    """Return the attention modules of a model with their layer ids."""
-    stacks: dict[nn.Module, str] = {}
-    modules = modules_of(model).values()
-    for module in modules:
-        if isinstance(module, nn.TransformerDecoderLayer):
-            stacks |= {module.self_attn: "decoder", module.multihead_attn: "cross"}
-    has_decoder = bool(stacks)
-    for module in modules:
-        if isinstance(module, nn.TransformerEncoderLayer):
-            stacks[module.self_attn] = "encoder" if has_decoder else ""
-    counts, ids = Counter[str](), {}
-    for name, module in modules_of(model).items():
-        if isinstance(module, nn.MultiheadAttention):
-            stack = stacks.get(module, "")
-            ids[module] = LayerId(counts[stack], name, stack)
-            counts[stack] += 1
-    return ids
 
 
 _override = SharedOverride()

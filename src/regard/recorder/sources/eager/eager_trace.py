@@ -34,9 +34,9 @@ from regard.recorder.sources.eager.eager_scores import (
     read_product,
 )
 from regard.recorder.sources.sdpa import AttentionMode, run_and_disown
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module, calling_modules
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import head_counts, leading_axes
-from regard.recorder.sources.structure_of_models.structure import calling_module, calling_modules
 from regard.support.torch_internals import function_modes
 
 Hear = Callable[[EagerAttention], Tensor | None]

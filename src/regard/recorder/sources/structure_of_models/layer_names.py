@@ -1,6 +1,7 @@
-"""Assigns layer ids to attention modules by their names: the stack, and the number in it.
+"""Assigns layer ids to attention modules: the stack, and the number in it.
 
 Transformers' models name their modules in many ways; the few rules here cover those that were tested.
+PyTorch's and Regard's own modules are numbered by their classes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from regard.layers import Attention
 from regard.recorder.layer import LayerId
+from regard.recorder.sources.structure_of_models.code_names import module_names
+from regard.recorder.sources.structure_of_models.module_kinds import HEARD_FUNCTIONS, NO_LAYERS, kind_of
+
+# Where each linear layer stands next to a layer of attention, as in Falcon-H1 and Zamba2.
+LINEAR_STACK = "linear"
 
 
 def assign_layer_ids(modules: Mapping[str, nn.Module]) -> dict[nn.Module, LayerId]:
@@ -32,6 +39,66 @@ def assign_layer_ids(modules: Mapping[str, nn.Module]) -> dict[nn.Module, LayerI
         layer_ids[module] = LayerId(number, name, stacks[group])
         position[group] += 1
     return layer_ids
+
+
+def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return those of some attention modules that count as layers, by name.
+
+    The others have a softmax and a product or `attend` in their code, but are routers, samplers or poolers by
+    the names of their classes, or contain other attention modules: as a model that samples what it writes. If
+    one of them is heard nevertheless, its layer has the module's own name.
+    """
+    found = set(modules.values())
+    numbered = {
+        name: module
+        for name, module in modules.items()
+        if not HEARD_FUNCTIONS.isdisjoint(module_names(module))
+        or not (NO_LAYERS.search(kind_of(module)) or found & set(module.modules()) - {module})
+    }
+    return numbered or dict(modules)
+
+
+def linear_layer_ids(
+    modules: Mapping[str, nn.Module], linear: Mapping[str, nn.Module], attention: Mapping[str, nn.Module]
+) -> dict[nn.Module, LayerId]:
+    """Return the layer ids of the `linear` layers among a model's modules, beside those of `attention`.
+
+    They are numbered in one sequence with the layers of attention, if each has a number of its own; where a
+    block holds both, the linear ones are in the stack "linear".
+    """
+    names = {name: module for name, module in modules.items() if name in linear or name in attention}
+    together, alone = assign_layer_ids(names), assign_layer_ids(attention)
+    if all(together[module] == layer_id for module, layer_id in alone.items()):
+        return {module: together[module] for module in linear.values()}
+    return {
+        module: layer_id._replace(stack=".".join(filter(None, (layer_id.stack, LINEAR_STACK))))
+        for module, layer_id in assign_layer_ids(linear).items()
+    }
+
+
+def mha_layer_ids(modules: Mapping[str, nn.Module]) -> dict[nn.MultiheadAttention, LayerId]:
+    """Return the ids of PyTorch's attention modules in `{name: module}`."""
+    stacks: dict[nn.Module, str] = {}
+    for module in modules.values():
+        if isinstance(module, nn.TransformerDecoderLayer):
+            stacks |= {module.self_attn: "decoder", module.multihead_attn: "cross"}
+    has_decoder = bool(stacks)
+    for module in modules.values():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            stacks[module.self_attn] = "encoder" if has_decoder else ""
+    counts, ids = Counter[str](), {}
+    for name, module in modules.items():
+        if isinstance(module, nn.MultiheadAttention):
+            stack = stacks.get(module, "")
+            ids[module] = LayerId(counts[stack], name, stack)
+            counts[stack] += 1
+    return ids
+
+
+def gpt_layer_ids(modules: Mapping[str, nn.Module]) -> dict[Attention, LayerId]:
+    """Return the ids of Regard's attention layers in `{name: module}`, numbered in the model's order."""
+    names = {module: name for name, module in modules.items() if isinstance(module, Attention)}
+    return {module: LayerId(number, name) for number, (module, name) in enumerate(names.items())}
 
 
 def number_in(name: str, default: int) -> int:

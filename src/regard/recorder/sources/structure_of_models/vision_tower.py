@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.pictures.picture import Normalisation
-from regard.recorder.sources.structure_of_models.structure import modules_of
 
 HALF = ((0.5,) * 3, (0.5,) * 3)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -103,7 +102,7 @@ class VisionTower(NamedTuple):
 
 def find_vision_tower(model: nn.Module, attention_names: Collection[str]) -> VisionTower | None:
     """Return the first vision tower of a model whose attention modules have these names, or None."""
-    modules = modules_of(model)
+    modules = dict(model.named_modules())
     for name, module in modules.items():
         # Pictures have one channel or three; other convolutions are inside of a network.
         if not isinstance(module, nn.Conv2d | nn.Conv3d) or module.in_channels not in (1, 3):
