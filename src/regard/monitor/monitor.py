@@ -194,7 +194,9 @@ class Monitor:
         if self._open and self.steps % self.every == 0:
             self._armed = ExitStack()
             # Before the step begins, since a compiled model decides when it is called what it runs.
-            self._armed.enter_context(uncompiled(look_at(self.model)))
+            wrappers = MethodWrappers()
+            self._armed.enter_context(uncompiled(look_at(self.model), wrappers))
+            self._armed.enter_context(wrappers.active())
 
     def _disarm(self) -> None:
         if self._armed is not None:

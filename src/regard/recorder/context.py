@@ -69,12 +69,10 @@ class CaptureBlock:
             )
         self._opened = True
         with ExitStack() as undo:
-            known = look_at(self.model)
-            self.mixers = TokenMixers(known)
-            undo.enter_context(self.mixers.watched())
+            self.mixers = TokenMixers(look_at(self.model))
             if self.recording.stream is not None:
                 undo.enter_context(self.recording.stream.attached())
-            undo.enter_context(observed(self.model, self.recording, self.adapters, known))
+            undo.enter_context(observed(self.model, self.recording, self.adapters, self.mixers))
             # If one of them cannot be opened, those before it are undone.
             self._undo = undo.pop_all()
         return self.recording.seen

@@ -28,6 +28,7 @@ from regard.recorder.sources.structure_of_models.model_parts import (
     look_at,
 )
 from regard.recorder.sources.structure_of_models.module_kinds import keeps_order
+from regard.recorder.sources.structure_of_models.token_mixers import TokenMixers
 from regard.recorder.sources.structure_of_models.vision_tower import find_pixels
 from regard.support.override import MethodWrappers
 
@@ -37,14 +38,34 @@ def observed(
     model: nn.Module,
     receiver: CallReceiver,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
-    known: KnownModel | None = None,
+    mixers: TokenMixers | None = None,
 ) -> Iterator[None]:
     """Inside the block, the model's attention calls go to a receiver; then all is restored.
 
-    If there are `adapters`, they alone describe the calls. `known` is the model as it was looked at just now.
+    If there are `adapters`, they alone describe the calls. `mixers` notes which modules run.
     """
-    known = look_at(model) if known is None else known
-    wrappers, modules, pretrained = MethodWrappers(), known.modules, known.parts.pretrained
+    # All wrappers are activated together, since each block of its own costs every call of a module.
+    known, wrappers = look_at(model) if mixers is None else mixers.model, MethodWrappers()
+    if mixers is not None:
+        mixers.watch(wrappers)
+    receiver.known_code = known.parts.known_code
+    modules = known.modules
+    with ExitStack() as undo:
+        undo.enter_context(uncompiled(known, wrappers))
+        undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(modules.values()))))
+        if adapters is None:
+            check_recognised(model, known.parts)
+            undo.enter_context(listener.attached(known, receiver, wrappers))
+        else:
+            attach_adapters(model, receiver, adapters, wrappers)
+        _mark_passes(known, receiver, wrappers)
+        undo.enter_context(wrappers.active())
+        yield
+
+
+def _mark_passes(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers) -> None:
+    """Add wrappers by which a receiver knows where forward passes and generations begin and end."""
+    modules, pretrained = model.modules, model.parts.pretrained
     for name in dict.fromkeys(("", *pretrained)):
         # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
         run = functools.partial(_run_pass, receiver, modules[name], "decoder" in name)
@@ -55,17 +76,6 @@ def observed(
         # Both a plain call and `generate` use it.
         if isinstance(module, GPT):
             wrappers.add(module, "states", functools.partial(_run_pass, receiver, module, False))
-    receiver.known_code = known.parts.known_code
-    with ExitStack() as undo:
-        undo.enter_context(uncompiled(known))
-        undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(modules.values()))))
-        if adapters is None:
-            check_recognised(model, known.parts)
-            undo.enter_context(listener.attach(known, receiver))
-        else:
-            undo.enter_context(attach_adapters(model, receiver, adapters))
-        undo.enter_context(wrappers.active())
-        yield
 
 
 def _run_generation(receiver: CallReceiver, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

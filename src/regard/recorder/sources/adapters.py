@@ -13,8 +13,7 @@ projection, its layer cannot be certified.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -68,18 +67,14 @@ def attention_names(
     return look_at(model).parts.softmax_attention
 
 
-@contextmanager
 def attach_adapters(
-    model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Adapter], first: int = 0
-) -> Iterator[None]:
-    """Call the adapters after every call of their modules; restore the modules on leaving."""
-    modules, targets = dict(model.named_modules()), layer_ids(model, adapters, first)
+    model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Adapter], wrappers: MethodWrappers
+) -> None:
+    """Add wrappers that call the adapters after every call of their modules."""
+    modules, targets = dict(model.named_modules()), layer_ids(model, adapters)
     receiver.expect([layer_id for layer_id, _ in targets.values()])
-    wrappers = MethodWrappers()
     for name, (layer_id, adapter) in targets.items():
         wrappers.add(modules[name], "forward", _adapted_forward(modules[name], layer_id, adapter, receiver))
-    with wrappers.active():
-        yield
 
 
 def _adapted_forward(

@@ -30,9 +30,11 @@ def original_model(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def uncompiled(model: KnownModel) -> Iterator[None]:
-    """Inside the block, this context runs the original code of a model and of every module in it."""
-    wrappers = MethodWrappers()
+def uncompiled(model: KnownModel, wrappers: MethodWrappers) -> Iterator[None]:
+    """Inside the block, and by wrappers that are added, a model and its modules run their original code.
+
+    Only the context that activates the wrappers does so.
+    """
     for name in model.parts.compiled:
         module = model.modules[name]
         if getattr(module, "_compiled_call_impl", None) is not None:
@@ -43,7 +45,7 @@ def uncompiled(model: KnownModel) -> Iterator[None]:
         if hasattr(module, "get_compiled_call"):
             wrappers.add(module, "get_compiled_call", functools.partial(_plain_call, module))
     captured = frozenset(model.modules.values())
-    with _override.opened(), _captured.added(captured), wrappers.active():
+    with _override.opened(), _captured.added(captured):
         if (kind := compiled_module_class()) is not None:
             _override.replace(kind, "__call__", _original_call)
         yield

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,9 +45,14 @@ _override = SharedOverride()
 
 
 @contextmanager
-def intercepted(modules: Collection[nn.Module], take: Take) -> Iterator[None]:
-    """Inside the block, the calls of some linear layers go to the listeners; `take` receives lightning's."""
-    with _override.opened(), watch_lightning(modules, take):
+def intercepted(modules: Collection[nn.Module], take: Take, wrappers: MethodWrappers) -> Iterator[None]:
+    """Inside the block, the calls of some linear layers go to the listeners.
+
+    `take` receives those of lightning attention, from wrappers that are added.
+    """
+    for module in filter(is_lightning, modules):
+        _watch_lightning(module, take, wrappers)
+    with _override.opened():
         for file in {type(module).__module__ for module in modules}:
             for name, read in READERS.items():
                 # Under its name in the model's file, until the last block is left.
@@ -220,18 +225,12 @@ def _convolution(module: nn.Module) -> int | None:
 Take = Callable[[nn.Module, AttentionCall], object]
 
 
-@contextmanager
-def watch_lightning(modules: Iterable[nn.Module], take: Take) -> Iterator[None]:
-    """Inside the block, `take` receives the calls of those modules that are lightning attention."""
-    wrappers = MethodWrappers()
-    for module in filter(is_lightning, modules):
-        heard: dict[str, Tensor] = {}
-        parts: Any = module
-        wrappers.add(parts.qkv_proj, "forward", functools.partial(_note_projection, heard))
-        wrappers.add(parts.norm, "forward", functools.partial(_note_output, heard))
-        wrappers.add(module, "forward", functools.partial(_run_lightning, module, heard, take))
-    with wrappers.active():
-        yield
+def _watch_lightning(module: Any, take: Take, wrappers: MethodWrappers) -> None:
+    """Add wrappers by which `take` receives the calls of a module of lightning attention."""
+    heard: dict[str, Tensor] = {}
+    wrappers.add(module.qkv_proj, "forward", functools.partial(_note_projection, heard))
+    wrappers.add(module.norm, "forward", functools.partial(_note_output, heard))
+    wrappers.add(module, "forward", functools.partial(_run_lightning, module, heard, take))
 
 
 def _note_projection(heard: dict[str, Tensor], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -179,13 +179,12 @@ def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
 
 
 @contextmanager
-def attach(model: KnownModel, receiver: CallReceiver) -> Iterator[None]:
-    """Pass the attention calls of a model to a receiver; restore everything on leaving."""
+def attached(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers) -> Iterator[None]:
+    """Inside the block, with the wrappers that it adds, a receiver gets the attention calls of a model."""
     modules, parts = model
     watched = [modules[name] for name in dict.fromkeys((*parts.attention, *parts.traced))]
     listener = Listener(model, receiver, watched)
     receiver.expect(listener.layer_ids.values())
-    wrappers = MethodWrappers()
     for module in watched:
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
     for name in parts.traced:
@@ -196,7 +195,6 @@ def attach(model: KnownModel, receiver: CallReceiver) -> Iterator[None]:
         wrappers.add(modules[name], "forward", run_fused)
     with ExitStack() as undo:
         undo.enter_context(gpt.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
-        undo.enter_context(wrappers.active())
         for intercepted in (sdpa, attend_function, torch_mha):
             undo.enter_context(intercepted.intercepted())
         if parts.pretrained:
@@ -205,6 +203,6 @@ def attach(model: KnownModel, receiver: CallReceiver) -> Iterator[None]:
             undo.enter_context(transformers_interface.intercepted())
         if not receiver.is_editor and parts.linear:
             linear = [modules[name] for name in parts.linear]
-            undo.enter_context(linear_attention.intercepted(linear, listener.take))
+            undo.enter_context(linear_attention.intercepted(linear, listener.take, wrappers))
         undo.enter_context(open_listeners.added(listener))
         yield

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
@@ -41,24 +40,20 @@ class TokenMixers:
     """The modules of a model that mix tokens, and which of them have run."""
 
     def __init__(self, model: KnownModel) -> None:
-        self.modules = model.modules
+        self.model, self.modules = model, model.modules
         self.prefixes, self.mixing, self.blocks, self.hidden, self.known = model.parts.mixing
         self.ran: set[str] = set()
         self.ran_elsewhere: set[str] = set()  # in threads or contexts that this capture does not hear
         self.other_users: set[int] = set()  # threads that run the whole model for themselves
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Inside the block, note which of the modules run."""
+    def watch(self, wrappers: MethodWrappers) -> None:
+        """Add wrappers that note which of the modules run."""
         names = {*self.mixing, *(block for blocks in self.blocks.values() for block in blocks)}
-        wrappers = MethodWrappers()
         for name in ("", *names):
             if not isinstance(self.modules[name], (*FUSED, torch.jit.ScriptModule)):
                 note = functools.partial(_note, self.ran, name)
                 elsewhere = functools.partial(self._note_elsewhere, name)
                 wrappers.add(self.modules[name], "forward", note, elsewhere)
-        with wrappers.active():
-            yield
 
     def _note_elsewhere(self, name: str) -> None:
         """Note that a module, or the whole model, ran where this capture does not hear it."""
