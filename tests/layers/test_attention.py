@@ -107,7 +107,7 @@ class TestOptions:
         assert cache.length == 7
         assert torch.allclose(torch.cat((first, rest), 1), layer(x, context), rtol=0, atol=1e-12)
 
-    @pytest.mark.at_length("test_zero_changes_nothing_and_draws_nothing")
+    @pytest.mark.at_length("test_dropout_drops_weights_and_keeps_their_mean")
     def test_dropout_only_in_training(self) -> None:
         layer, x = Attention(16, 4, dropout=0.5), torch.randn(2, 8, 16)
         still = Attention(16, 4)
