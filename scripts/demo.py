@@ -22,7 +22,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 import regard
-from regard.cli.inspect import inspect as write_page
+from regard.cli import app
 from regard.gpt import GPT
 from regard.show.terminal import SHADES
 from regard.support.cells import shade
@@ -111,7 +111,7 @@ def page(console: Console) -> None:
     """Write the page."""
     PAGE.parent.mkdir(exist_ok=True)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        write_page(out=PAGE)
+        app(["inspect", "--out", str(PAGE)], standalone_mode=False)
     say(
         console,
         "See",

@@ -171,7 +171,7 @@ def _why(one: Asked, field: str, value: Any) -> str:
             return "there is no number of parts, in which the keys are worked on"
         case "chunk" | "block":
             return f"a part of {value} keys holds the whole text of {S}" if value >= S else ""
-        case "groups":
+        case "tiled":
             equal = "there are as many key/value heads as query heads"
             return _first((H == G, equal), (G == 1, "there is a single key/value head"))
         case "batch":

@@ -104,7 +104,7 @@ class AttentionVariant:
     normalised: Literal["qk", "q", "k", "kq"] = "qk"  # which get their norm; "kq" gives each the other's
     rotated: Literal["qk", "q", "k", "v", "qkv"] = "qk"  # which of q, k and v get rotary positions
     rotation: Literal["right", "mixed", "unsigned", "opposite"] = "right"  # see `_rewired`
-    groups: Literal["interleave", "tile"] = "interleave"
+    tiled: Literal["", "k", "v", "kv"] = ""  # which have their heads repeated as 0 1 0 1, not as 0 0 1 1
     scale: Scale = root
     causal: Rule = past
     always_causal: bool = False  # causal even if the code's own argument says that it should not be
@@ -201,8 +201,11 @@ class AttentionVariant:
     def _spread(self, k: Tensor, v: Tensor, n: CaseSizes, chunk: int | None) -> tuple[Tensor, Tensor]:
         """Return the keys and values that each query head reads, (B, H, S, D) and (B, H, S, E)."""
         if n.G < n.H:
-            tiled, times = self.groups == "tile", n.H // n.G
-            k, v = (x.repeat(1, times, 1, 1) if tiled else x.repeat_interleave(times, 1) for x in (k, v))
+            times = n.H // n.G
+            k, v = (
+                x.repeat(1, times, 1, 1) if role in self.tiled else x.repeat_interleave(times, 1)
+                for x, role in ((k, "k"), (v, "v"))
+            )
         if chunk is not None and self.stale:
             # The key in the same place of the previous chunk; the first chunk keeps its own.
             keys = torch.arange(k.shape[2])
