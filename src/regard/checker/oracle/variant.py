@@ -200,18 +200,15 @@ class AttentionVariant:
 
     def _spread(self, k: Tensor, v: Tensor, n: CaseSizes, chunk: int | None) -> tuple[Tensor, Tensor]:
         """Return the keys and values that each query head reads, (B, H, S, D) and (B, H, S, E)."""
-        if n.G < n.H:
-            times = n.H // n.G
-            k, v = (
-                x.repeat(1, times, 1, 1) if role in self.tiled else x.repeat_interleave(times, 1)
-                for x, role in ((k, "k"), (v, "v"))
-            )
-        if chunk is not None and self.stale:
-            # The key in the same place of the previous chunk; the first chunk keeps its own.
-            keys = torch.arange(k.shape[2])
-            late = torch.where(keys >= chunk, keys - chunk, keys)
-            k, v = (x[:, :, late] if role in self.stale else x for x, role in ((k, "k"), (v, "v")))
-        return k, v
+        times, keys = n.H // n.G, torch.arange(k.shape[2])
+        # The key in the same place of the previous chunk; the first chunk keeps its own.
+        late = keys if chunk is None else torch.where(keys >= chunk, keys - chunk, keys)
+        sides = []
+        for x, role in ((k, "k"), (v, "v")):
+            if times > 1:
+                x = x.repeat(1, times, 1, 1) if role in self.tiled else x.repeat_interleave(times, 1)
+            sides.append(x[:, :, late] if role in self.stale else x)
+        return sides[0], sides[1]
 
     def _score(self, q: Tensor, k: Tensor, question: Question, wiring: Wiring, n: CaseSizes) -> Tensor:
         """Return the scores (B, H, T, S): scaled, capped and with their biases, before the mask."""
