@@ -23,7 +23,7 @@ TREE = re.findall(r"^[├└]── (\w+)/ ", README, re.MULTILINE)
 ORDER = ["__main__", "testing", *TREE, "version"]
 UPWARD = {
     # `seen.show()`, `.figure()` and `.to_html()` import what draws them when they are called, and not before.
-    ("regard.recorder.result", "regard.show"),
+    ("regard.recorder.capture_result", "regard.show"),
     # A retrieval score runs a model itself: it is given one as `regard.gpt` loads it, and captures it.
     ("regard.heads.retrieval", "regard.recorder"),
     ("regard.heads.retrieval", "regard.gpt"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from regard.learn.judges.tables.verdicts import seeking_keys, seeking_queries
+from regard.learn.judges.common.verdicts import seeking_keys, seeking_queries
 from regard.stages.example import TOKENS, X
 from regard.stages.figures.picture import draw_heatmap
 from scripts.lesson_pictures.shapes import INK, KEY, PANEL, QUERY, VALUE, arrow, box, canvas, note, panel

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from regard.learn.judges.tables.verdicts import seeking_keys, seeking_queries
+from regard.learn.judges.common.verdicts import seeking_keys, seeking_queries
 from regard.stages.example import TOKENS, X
 from regard.stages.figures.picture import draw_heatmap
 from scripts.lesson_pictures.shapes import DIM, INK, KEY, PANEL, QUERY, arrow, canvas, note, panel

@@ -5,7 +5,7 @@ import torch
 
 from regard.attention.masks.base import full
 from regard.attention.masks.named_masks import causal
-from regard.recorder.context import capture
+from regard.recorder.capture_block import capture
 from tests.against.small_sizes import BERT, LLAMA
 from tests.sampling import combine, share
 

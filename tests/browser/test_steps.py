@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 import regard
 from regard.attention.steps import trace
 from regard.recorder import Capture, Layer
-from regard.recorder.certificates.examination import examine
+from regard.recorder.certificates.output_comparison import examine
 from regard.stages.example import X, multi_head, project
 from tests.browser.eventually import eventually, open_settings
 from tests.browser.openers import Opener, Serve

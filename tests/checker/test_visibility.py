@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard.checker import measure_visibility, visibility
+from regard.checker import measure_visibility, mistake_visibility
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import TEMPLATES
 from regard.checker.reports import visibility_table
@@ -34,9 +34,9 @@ MEASURED = [name for name in CATALOGUE if name in {*SEEN, *share(OWN, 24)} or os
 def of_the_check():
     """The mistakes on the inputs of a check: with REGARD_ALL=1 all of them, which takes a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(visibility, "CATALOGUE", {name: CATALOGUE[name] for name in MEASURED})
-        patch.setattr(visibility, "TEMPLATES", {kind: TEMPLATES[kind] for kind in KINDS})
-        return visibility._of_the_check.__wrapped__()
+        patch.setattr(mistake_visibility, "CATALOGUE", {name: CATALOGUE[name] for name in MEASURED})
+        patch.setattr(mistake_visibility, "TEMPLATES", {kind: TEMPLATES[kind] for kind in KINDS})
+        return mistake_visibility._of_the_check.__wrapped__()
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def printed(of_the_check, monkeypatch):
     """The same, to be printed: the table goes by themes."""
     themes = {theme: [m for m in mistakes if m.name in MEASURED] for theme, mistakes in THEMES.items()}
     monkeypatch.setattr(visibility_table, "THEMES", themes)
-    monkeypatch.setattr(visibility, "measure_visibility", lambda: of_the_check)
+    monkeypatch.setattr(mistake_visibility, "measure_visibility", lambda: of_the_check)
     return of_the_check
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_every_template_is_right_and_asked_something(kind):
-    assert list(visibility._questions(kind))
+    assert list(mistake_visibility._questions(kind))
 
 
 def test_every_mistake_is_clear_on_some_input_or_says_why_it_cannot_be(of_the_check):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-import regard.recorder.certificates.examination as certify
+import regard.recorder.certificates.output_comparison as certify
 from regard.attention.backends import fused_attention
 from regard.attention.backends.plan import find_plan
 from regard.attention.backends.problem import prepare

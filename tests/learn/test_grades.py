@@ -11,7 +11,7 @@ from regard.learn import grades
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import make_exercise, plain_solution
 from regard.learn.grades import grade_file, grade_folder
-from regard.learn.judges.tables.inputs import inputs_of
+from regard.learn.judges.common.inputs import inputs_of
 from regard.learn.wrong_ways import usual_mistakes
 from tests.learn.in_process import judge_here, judged
 from tests.sampling import share

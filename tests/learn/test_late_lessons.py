@@ -13,7 +13,7 @@ from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.judgement import judge_module
 from regard.learn.judges import trained_heads, transplant
-from regard.learn.judges.tables import verdicts
+from regard.learn.judges.common import verdicts
 from regard.learn.page import lesson_page
 from regard.learn.wrong_ways import MODEL_MISTAKES, define, find_mistake
 from regard.maps import attention_map

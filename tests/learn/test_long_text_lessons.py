@@ -18,8 +18,8 @@ from regard.learn.judges import (
     trained_heads,
     window,
 )
-from regard.learn.judges.tables.functions import FunctionTask
-from regard.learn.judges.tables.relations import TOLERANCE, largest_difference
+from regard.learn.judges.common.functions import FunctionTask
+from regard.learn.judges.common.relations import TOLERANCE, largest_difference
 from regard.learn.wrong_ways import define, hint_for
 from tests.learn.in_process import judged, program_with
 from tests.sampling import share

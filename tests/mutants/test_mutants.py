@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 import regard
 from regard.checker import CATALOGUE, measure_visibility
+from regard.checker.mistake_visibility import Asked
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.visibility import Asked
 from regard.mutants.call_reader import read_signature
 from regard.mutants.mutant import CallLog, all_mutants, make_mutant, why_left_out, without_mutant
 from regard.mutants.suggestion import suggest_tests

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.recorder.certificates.examination import examine
+from regard.recorder.certificates.output_comparison import examine
 from tests import strategies, truth
 
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.recorder.certificates import examination, row_products
+from regard.recorder.certificates import output_comparison, row_products
 from regard.recorder.certificates.certificate import (
     ShardEvidence,
     join_evidence,
     join_shard_evidence,
     sampled_rows,
 )
-from regard.recorder.certificates.examination import examine
+from regard.recorder.certificates.output_comparison import examine
 from regard.recorder.certificates.row_products import multiply_rows
 from tests import strategies, truth
 
@@ -120,9 +120,9 @@ def test_calls_of_equal_sizes_are_judged_as_each_is_alone():
             v[0, 0, 8] = torch.inf  # which the last row alone sees
             output = regard.attend(q, k, v, mask=regard.causal)
         m = regard.attention_map(q, k, mask=regard.causal)
-        calls.append(examination.ComparedCall(m, v, torch.arange(9), output))
-    together = examination.judge(calls)
-    alone = [examination.judge([call])[0] for call in calls]
+        calls.append(output_comparison.ComparedCall(m, v, torch.arange(9), output))
+    together = output_comparison.judge(calls)
+    alone = [output_comparison.judge([call])[0] for call in calls]
     assert list(map(repr, together)) == list(map(repr, alone))  # NaN equals nothing
     assert [evidence.certified for evidence in together] == [True, False, True, False, True]
 

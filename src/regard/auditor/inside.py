@@ -19,8 +19,8 @@ from regard.auditor.batch import TextBatch
 from regard.auditor.cells import Cell, Cells, PlacedRows, are_equal, cells_beyond, on_cpu
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
 from regard.auditor.ranks import Ranks
+from regard.recorder.capture_result import Capture
 from regard.recorder.layer import Layer
-from regard.recorder.result import Capture
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from regard.auditor.ranks import Ranks, join_ranks
 from regard.auditor.result import Audit
 from regard.interventions.effects import evaluating
 from regard.recorder import capture
-from regard.recorder.result import Capture
+from regard.recorder.capture_result import Capture
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

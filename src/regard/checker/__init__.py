@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     from regard.checker.catalogue import CATALOGUE, get_mistake
     from regard.checker.checker import check
     from regard.checker.errors import CheckError
+    from regard.checker.mistake_visibility import measure_visibility
     from regard.checker.reports.report import Check, Diagnosis, LayerVerdict, Report
     from regard.checker.reports.visibility_table import MistakeDistance, VisibilityTable
-    from regard.checker.visibility import measure_visibility
 
 __all__ = [
     "CATALOGUE",
@@ -45,7 +45,7 @@ _HOME = {
     "VisibilityTable": "regard.checker.reports.visibility_table",
     "check": "regard.checker.checker",
     "get_mistake": "regard.checker.catalogue",
-    "measure_visibility": "regard.checker.visibility",
+    "measure_visibility": "regard.checker.mistake_visibility",
 }
 __getattr__ = import_on_first_use(__name__, _HOME)
 

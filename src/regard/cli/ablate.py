@@ -23,7 +23,7 @@ from regard.interventions import ablate as edit_heads
 from regard.interventions.ablation import Replacement
 from regard.interventions.metrics import next_token_logits
 from regard.interventions.random_edits import ModelHeads, draw_edits
-from regard.recorder.context import capture
+from regard.recorder.capture_block import capture
 from regard.recorder.model_inputs import model_inputs
 from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 from regard.support.characters import escape

@@ -38,7 +38,7 @@ def check(
         return
     if visibility:
         # Here, since it imports PyTorch, and so does the catalogue below: code is checked in another process.
-        from regard.checker.visibility import measure_visibility
+        from regard.checker.mistake_visibility import measure_visibility
 
         end_with(measure_visibility(), 0, as_json)
     words = [target, *words] if target else []  # --with takes several words

@@ -29,7 +29,7 @@ from regard.support.table import Column, Table, find_head
 
 if TYPE_CHECKING:
     from regard.maps import DifferenceMap
-    from regard.recorder.result import Capture
+    from regard.recorder.capture_result import Capture
 
 SHOWN = 10  # heads in the printed comparison
 COLUMNS = Column("layer", right=True), Column("head", right=True), Column("distance", ".3f", right=True)

@@ -22,8 +22,8 @@ from regard.maps.tile_passes.precision import complete_lse
 from regard.spans.text_maps import text_positions
 
 if TYPE_CHECKING:
+    from regard.recorder.capture_result import Capture
     from regard.recorder.layer import Layer
-    from regard.recorder.result import Capture
 
 TILE_NUMBERS = 1 << 20  # weights of each map that are computed at a time
 MAX_SIDE = 512  # keys of a tile

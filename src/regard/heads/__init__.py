@@ -2,7 +2,7 @@
 
 from regard.heads.corpus_survey.survey_result import SurveyResult, read_survey
 from regard.heads.measures.head_scores import HeadScores, scores
-from regard.heads.measures.visibility import uniform
+from regard.heads.measures.visible_keys import uniform
 from regard.heads.needle_texts import Needle
 from regard.heads.repeated_tokens import probe, repeated
 from regard.heads.retrieval import NeedleTest, needle

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard.attention.arguments import check_whole_number
 from regard.heads.labels import earned_labels
 from regard.heads.measures.running_sums import Estimate, ratio_interval
-from regard.heads.measures.visibility import uniform
+from regard.heads.measures.visible_keys import uniform
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
 from regard.heads.tables.description import LayerHeads, name_layer
 from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
@@ -248,7 +248,7 @@ def _run(model: nn.Module, ids: list[int], last: int) -> tuple[Capture, Tensor |
     """The capture of a forward pass, and the logits (last, V) of the last tokens, if the model has any."""
     # Imported late: files of the recorder import files of `regard.heads`.
     from regard.gpt.model import GPT
-    from regard.recorder.context import capture
+    from regard.recorder.capture_block import capture
     from regard.recorder.model_inputs import model_inputs
 
     inputs = model_inputs(model, {"input_ids": torch.tensor([ids], device="cpu")})

@@ -23,7 +23,7 @@ from regard.interventions.edit import (
 from regard.interventions.head_selection import Heads, Layer, select_heads
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.result import Capture
+from regard.recorder.capture_result import Capture
 
 
 def patch(

@@ -22,14 +22,14 @@ from regard.heads.tables.description import name_layer
 from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
 from regard.interventions.ablation import Replacement, ablate
 from regard.interventions.edit import Edit
-from regard.interventions.intervention import intervene
+from regard.interventions.edited_run import intervene
 from regard.interventions.metrics import Metric, TextMetric, TokenPositions
 from regard.interventions.output_means import Text, text_inputs
 from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits
-from regard.recorder.context import capture
+from regard.recorder.capture_block import capture
+from regard.recorder.capture_result import Capture
 from regard.recorder.layer import Layer
 from regard.recorder.model_inputs import model_name
-from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
 from regard.support.table import Table
 

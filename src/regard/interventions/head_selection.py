@@ -14,7 +14,7 @@ from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.tables.description import study
 from regard.heads.tables.table import HeadRow, HeadTable
 from regard.heads.tables.table_text import check_label
-from regard.recorder.context import capture
+from regard.recorder.capture_block import capture
 from regard.recorder.layer import LayerId
 from regard.recorder.model_inputs import context_length
 from regard.recorder.sources.compilation import original_model

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.recorder.attention_call import Call, UnreadableCall
+from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
 from regard.recorder.model_inputs import model_inputs
 from regard.recorder.observation import observed
-from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources.compilation import original_model
 from regard.recorder.tokens_of_maps.tokens import encode_text
 

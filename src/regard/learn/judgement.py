@@ -161,7 +161,7 @@ def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> l
     gc.freeze()
     gc.enable()
     # Not at the top: it imports PyTorch, which is to happen while no garbage is collected.
-    from regard.learn.judges.tables.inputs import inputs_of
+    from regard.learn.judges.common.inputs import inputs_of
 
     with inputs_of(request["seed"]):
         return [outcome.to_dict() for outcome in judge(lesson, path, write_line, request["hints"])]
@@ -211,6 +211,6 @@ def _judge_task(
         return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
     except Exception as error:
         # Here, since it imports PyTorch, and the command that starts the worker needs none.
-        from regard.learn.judges.tables.first_run import error_outcome
+        from regard.learn.judges.common.first_run import error_outcome
 
         return error_outcome(task.name, error, module, read_pairs(lesson.noun, task.name, "errors"))

@@ -29,10 +29,10 @@ from regard.monitor.history import (
     layer_numbers,
 )
 from regard.monitor.measures import BatchTokens, HeadReading, choose_rows, read
-from regard.recorder.context import capture
+from regard.recorder.capture_block import capture
+from regard.recorder.capture_result import Capture
 from regard.recorder.layer import Layer
 from regard.recorder.observation import named_arguments
-from regard.recorder.result import Capture
 from regard.recorder.sources.adapters import attention_names
 from regard.recorder.sources.compilation import original_model, uncompiled
 from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at

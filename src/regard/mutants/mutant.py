@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
+from regard.checker.mistake_visibility import Asked
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Answer
-from regard.checker.visibility import Asked
 from regard.mutants.call_reader import (
     CallReader,
     CallSignature,

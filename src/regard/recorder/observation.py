@@ -18,7 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.gpt import GPT
-from regard.recorder.receiver import CallReceiver, ModelArguments, OpenReceiver, PassTokens, open_receivers
+from regard.recorder.call_receiver import (
+    CallReceiver,
+    ModelArguments,
+    OpenReceiver,
+    PassTokens,
+    open_receivers,
+)
 from regard.recorder.sources import listener, token_order
 from regard.recorder.sources.adapters import attach_adapters
 from regard.recorder.sources.compilation import uncompiled

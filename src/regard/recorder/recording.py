@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
+from regard.recorder.call_receiver import CallReceiver, PassTokens, Slot, editors_of
+from regard.recorder.capture_result import Capture
 from regard.recorder.certificates.certificate import ShardEvidence
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
@@ -33,8 +35,6 @@ from regard.recorder.map_preparation import MaskCopies, without_autocast, withou
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
 from regard.recorder.rank_group import RankGroup
-from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
-from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
 from regard.recorder.storage.stores import Store

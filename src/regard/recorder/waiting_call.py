@@ -11,12 +11,12 @@ from torch import Tensor
 
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, Recurrence
+from regard.recorder.call_receiver import Slot
 from regard.recorder.certificates.certificate import KERNEL_OUTPUT, ROWS, Evidence, sampled_rows
-from regard.recorder.certificates.examination import ComparedCall, at_rows, judge
 from regard.recorder.certificates.linear_certificate import examine_linear
+from regard.recorder.certificates.output_comparison import ComparedCall, at_rows, judge
 from regard.recorder.layer import LayerId, LayerMap
 from regard.recorder.map_preparation import SelectedHeads, cast_map, own_memory, select_heads
-from regard.recorder.receiver import Slot
 from regard.recorder.storage.stores import Store
 from regard.recorder.summary import LayerSummary, summarise_together, summary_size
 

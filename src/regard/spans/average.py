@@ -16,7 +16,7 @@ from regard.spans.span_mass import measure_spans
 from regard.spans.table import REST_NAME, SINK_NAME, SpanTable
 
 if TYPE_CHECKING:
-    from regard.recorder.result import Capture
+    from regard.recorder.capture_result import Capture
 
 TextSpans = Spans | tuple[Spans, Spans]
 """The row and the column spans of a text, or one `Spans` for both."""

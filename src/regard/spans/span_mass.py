@@ -15,14 +15,14 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.heads.measures.chosen_keys import columns
 from regard.heads.measures.sink import SINK, find_sink_keys
-from regard.heads.measures.visibility import Visibility, find_visibility
+from regard.heads.measures.visible_keys import Visibility, find_visibility
 from regard.maps import AttentionMap
 from regard.maps.spans import Spans
 from regard.spans.table import REST_NAME, SINK_NAME, SpanTable
 from regard.spans.text_maps import choose_stack, choose_text, text_positions
 
 if TYPE_CHECKING:
-    from regard.recorder.result import Capture
+    from regard.recorder.capture_result import Capture
 
 Parts = Spans | Sequence[int] | Tensor
 """Spans, or increasing positions at which to cut."""

@@ -13,8 +13,8 @@ from regard.maps import AttentionMap
 from regard.maps.tile_passes.precision import select_region
 
 if TYPE_CHECKING:
+    from regard.recorder.capture_result import Capture
     from regard.recorder.layer import Layer
-    from regard.recorder.result import Capture
 
 
 class TextPositions(NamedTuple):

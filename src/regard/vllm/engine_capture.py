@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.recorder.attention_call import AttentionCall
+from regard.recorder.capture_result import Capture
 from regard.recorder.certificates.certificate import ROWS
-from regard.recorder.certificates.examination import examine
+from regard.recorder.certificates.output_comparison import examine
 from regard.recorder.layer import VALUES
 from regard.recorder.placement import ShardId
-from regard.recorder.result import Capture
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.storage.shard_folder import save_shard
 from regard.support.override import SharedOverride

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 import regard
 from regard.gpt import GPT, Config
+from regard.recorder.capture_result import Capture
 from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.layer import Layer
-from regard.recorder.result import Capture
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.capture_folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size

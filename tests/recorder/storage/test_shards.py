@@ -8,10 +8,10 @@ import torch
 
 import regard
 from regard.attention.masks.tensor_masks import Relative
-from regard.recorder.certificates.examination import examine
+from regard.recorder.capture_result import Capture
+from regard.recorder.certificates.output_comparison import examine
 from regard.recorder.layer import Layer
 from regard.recorder.placement import Placement, ShardId, kv_slots, new_run
-from regard.recorder.result import Capture
 from regard.recorder.storage.shard_folder import ShardFolder, save_shard
 from regard.recorder.summary import summarise
 from regard.support.file_lock import InUseError

@@ -204,8 +204,8 @@ def intercept(
 def collect_calls(module: nn.Module, run: Callable[[], Any]) -> list[tuple[str, Call]]:
     """Run a module by `run` and return its attention calls, each with the name of the module that made it."""
     # Here, since code whose weights explain it needs no recorder, half a second of imports.
+    from regard.recorder.call_receiver import CallReceiver
     from regard.recorder.observation import observed
-    from regard.recorder.receiver import CallReceiver
 
     calls: list[tuple[str, Call]] = []
 

@@ -1,1 +1,1 @@
-"""What a head does, as numbers: one file a score."""
+"""What a head does, as numbers: scores of queries and of heads, and what they are compared with."""

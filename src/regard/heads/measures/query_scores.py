@@ -25,7 +25,7 @@ from regard.heads.measures.offsets import latest_mass, offset_sums, sample_rows,
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.tallies import MOST_TOKENS, Tallies
-from regard.heads.measures.visibility import Visibility, find_visibility
+from regard.heads.measures.visible_keys import Visibility, find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
 from regard.pictures.patch_layout import PatchAxes

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.learn.exercise import one_line
 from regard.learn.hints.errors import GENERAL_DIFFERENCE
 from regard.learn.hints.trial_run import Assignment, Key, Program, TrialRun, load, run_trial, targets_of
-from regard.learn.judges.tables.relations import describe_relation
+from regard.learn.judges.common.relations import describe_relation
 from regard.learn.lesson import Trial
 
 TOLERANCE = 1e-5

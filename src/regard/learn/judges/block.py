@@ -14,19 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.learn.judges.own_projections import causal_weights
-from regard.learn.judges.tables.first_run import describe_answer
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw, input_generator
-from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.verdicts import (
+from regard.learn.judges.common.first_run import describe_answer
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw, input_generator
+from regard.learn.judges.common.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.common.verdicts import (
     check_attention,
     edited_variants,
     is_right,
     named_mistake,
     reject_variants,
 )
+from regard.learn.judges.own_projections import causal_weights
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
 from regard.learn.wrong_ways import MODEL_MISTAKES, define

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.relations import is_equal, largest_difference
-from regard.learn.judges.tables.verdicts import check_attention, example_picture
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.relations import is_equal, largest_difference
+from regard.learn.judges.common.verdicts import check_attention, example_picture
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial
 from regard.stages.example import WK, WQ, X
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.tables.first_run import OutputShape, first_run
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.verdicts import (
+from regard.learn.judges.common.first_run import OutputShape, first_run
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.verdicts import (
     attend,
     check_attention,
     drops_weights,

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, check_output
-from regard.learn.judges.tables.first_run import OutputShape, first_run
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.verdicts import (
+from regard.learn.judges.common.first_run import OutputShape, first_run
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.verdicts import (
     attend,
     check_attention,
     drops_weights,
@@ -22,6 +21,7 @@ from regard.learn.judges.tables.verdicts import (
     seeking_keys,
     seeking_queries,
 )
+from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, check_output
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.stages.example import WV, X, with_weights
 

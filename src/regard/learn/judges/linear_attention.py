@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.made_tensors import all_pairs, tensors_made
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.made_tensors import all_pairs, tensors_made
 
 PRODUCTS = ("aten::mv", "aten::mm", "aten::bmm")
 

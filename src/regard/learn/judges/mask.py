@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal, prefix, rule, window
+from regard.learn.judges.common.inputs import input_generator
 from regard.learn.judges.self_attention import MAX_SEQ_LEN, SIZES, TRIAL, judge_self_attention
-from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial
 
 NAME = "CausalSelfAttention"

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.made_tensors import all_pairs, tensors_made
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.made_tensors import all_pairs, tensors_made
 
 
 def flash_cases() -> tuple[Case, ...]:

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, check_output, check_weights
-from regard.learn.judges.tables.first_run import OutputShape, first_run
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.relations import is_equal
-from regard.learn.judges.tables.verdicts import (
+from regard.learn.judges.common.first_run import OutputShape, first_run
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.relations import is_equal
+from regard.learn.judges.common.verdicts import (
     Variant,
     check_attention,
     example_picture,
@@ -26,6 +25,7 @@ from regard.learn.judges.tables.verdicts import (
     seeking_keys,
     seeking_queries,
 )
+from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, check_output, check_weights
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.stages.example import TOKENS, X, with_weights
 

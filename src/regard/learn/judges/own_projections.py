@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.verdicts import Variant, attend, reject_variants
+from regard.learn.judges.common.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.common.verdicts import Variant, attend, reject_variants
 from regard.learn.lesson import NotDoneError, Outcome
 
 NAN = 9.0  # in place of NaN, and no weight

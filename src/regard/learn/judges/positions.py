@@ -15,13 +15,12 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
-from regard.learn.judges.own_projections import causal_weights, check_output
-from regard.learn.judges.tables.first_run import OutputShape, first_run
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.verdicts import (
+from regard.learn.judges.common.first_run import OutputShape, first_run
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.common.verdicts import (
     Variant,
     attend,
     check_attention,
@@ -31,6 +30,7 @@ from regard.learn.judges.tables.verdicts import (
     named_mistake,
     reject_variants,
 )
+from regard.learn.judges.own_projections import causal_weights, check_output
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import define
 from regard.stages.example import X, with_weights

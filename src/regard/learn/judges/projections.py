@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.relations import is_equal
 from regard.learn.judges.self_attention import TRIAL, check_form, example_weights, judge_self_attention
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.relations import is_equal
 from regard.learn.lesson import Outcome, Task
 from regard.stages.example import WK, WQ, X
 

@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from regard.learn.judges import projections
+from regard.learn.judges.common.guesses import guess_task
 from regard.learn.judges.self_attention import TRIAL, judge_self_attention
-from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.lesson import Outcome, Task
 
 NAME = "SelfAttention"

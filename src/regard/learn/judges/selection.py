@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
 
 
 def _tensors() -> tuple[Tensor, Tensor, Tensor]:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.first_run import OutputShape, first_run
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.verdicts import (
+from regard.learn.judges.common.first_run import OutputShape, first_run
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.common.verdicts import (
     Variant,
     attend,
     check_attention,

@@ -6,10 +6,10 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.verdicts import example_picture
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.verdicts import example_picture
 from regard.learn.lesson import Outcome, Task
 from regard.stages.example import X
 

@@ -21,11 +21,11 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.relations import largest_difference
-from regard.learn.judges.tables.verdicts import named_mistake
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.relations import largest_difference
+from regard.learn.judges.common.verdicts import named_mistake
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token

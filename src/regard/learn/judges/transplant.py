@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.learn.judges.common.functions import Case, FunctionTask
+from regard.learn.judges.common.guesses import guess_task
+from regard.learn.judges.common.inputs import draw
+from regard.learn.judges.common.relations import TOLERANCE, is_equal, largest_difference
+from regard.learn.judges.common.verdicts import Variant, is_right, named_mistake, reject_variants
 from regard.learn.judges.own_projections import NAN, wrong_weights
-from regard.learn.judges.tables.functions import Case, FunctionTask
-from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import draw
-from regard.learn.judges.tables.relations import TOLERANCE, is_equal, largest_difference
-from regard.learn.judges.tables.verdicts import Variant, is_right, named_mistake, reject_variants
 from regard.learn.judges.trained_heads import block_of, encode, load_model
 from regard.learn.lesson import NotDoneError, Outcome, Task, Trial, WeightPicture
 from regard.learn.wrong_ways import define, wrong_ways

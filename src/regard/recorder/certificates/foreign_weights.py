@@ -19,7 +19,7 @@ from regard.attention.tensors import check_floats
 from regard.maps import AttentionMap, attention_map
 from regard.maps.index import Axes
 from regard.recorder.certificates.certificate import ROWS, Evidence, sampled_rows
-from regard.recorder.certificates.examination import at_rows, examine
+from regard.recorder.certificates.output_comparison import at_rows, examine
 from regard.recorder.layer import Layer
 
 OUTPUT = "the output"

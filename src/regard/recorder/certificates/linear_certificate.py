@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.maps import LinearAttentionMap, linear_attention_map
 from regard.maps.recurrence import ChunkedRecurrence
 from regard.recorder.certificates.certificate import Evidence, sampled_rows
-from regard.recorder.certificates.examination import (
+from regard.recorder.certificates.output_comparison import (
     DISTINCT,
     ROUNDING_UNITS,
     SIMILAR_VALUES,

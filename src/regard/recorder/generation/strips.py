@@ -17,11 +17,11 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
+from regard.recorder.call_receiver import Slot
 from regard.recorder.certificates.certificate import join_evidence, sampled_rows
 from regard.recorder.generation.mask_join import CallSizes, Segment, join_masks
 from regard.recorder.layer import VALUES, Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
-from regard.recorder.receiver import Slot
 
 PROBES = 64  # the number of keys that are kept for comparison with later calls if not all are in memory
 

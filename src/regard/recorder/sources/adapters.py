@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs
 from regard.recorder.attention_call import AttentionCall
+from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
-from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources.structure_of_models.model_parts import look_at
 from regard.support.override import MethodWrappers, Wrapper
 

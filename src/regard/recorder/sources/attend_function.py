@@ -38,7 +38,7 @@ from regard.recorder.sources.call_listeners import (
     reading_mode,
     wants_overview,
 )
-from regard.recorder.sources.gpt import with_evicted_keys
+from regard.recorder.sources.evicted_keys import with_evicted_keys
 from regard.recorder.sources.sdpa_call import attention_call
 from regard.recorder.storage.layer_file import storable_mask
 from regard.support.override import SharedOverride

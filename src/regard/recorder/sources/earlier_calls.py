@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.recorder.attention_call import AttentionCall, Part
+from regard.recorder.call_receiver import Slot
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, write_count
-from regard.recorder.receiver import Slot
 
 PARTS = "its module attends in several calls, each with some of its queries or keys"
 """Why the axes of a call that could not be joined with the first are not those of the tokens."""

@@ -17,11 +17,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
+from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import without_autocast
 from regard.recorder.rank_group import is_distributed
-from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import attend_function, gpt, linear_attention, sdpa, token_order, torch_mha
+from regard.recorder.sources import (
+    attend_function,
+    evicted_keys,
+    linear_attention,
+    sdpa,
+    token_order,
+    torch_mha,
+)
 from regard.recorder.sources.call_listeners import (
     CallListener,
     Listening,
@@ -194,7 +201,7 @@ def attached(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers
     for name in parts.fused:
         wrappers.add(modules[name], "forward", run_fused)
     with ExitStack() as undo:
-        undo.enter_context(gpt.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
+        undo.enter_context(evicted_keys.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
         for intercepted in (sdpa, attend_function, torch_mha):
             undo.enter_context(intercepted.intercepted())
         if parts.pretrained:

@@ -49,7 +49,7 @@ from regard.support.plain_data import to_plain
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.recorder.result import Capture
+    from regard.recorder.capture_result import Capture
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"

@@ -17,10 +17,10 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.attention.masks.head_join import join_heads
 from regard.maps import AttentionMap
+from regard.recorder.capture_result import Capture
 from regard.recorder.certificates.certificate import Evidence, join_shard_evidence
 from regard.recorder.layer import VALUES, Layer, LayerData, LayerMap, shard_evidence
 from regard.recorder.placement import Runs, kv_slots
-from regard.recorder.result import Capture
 from regard.recorder.summary import LayerSummary
 from regard.support.files import CaptureFileError
 

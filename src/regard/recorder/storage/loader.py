@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from regard.maps import loader as map_loader
+from regard.recorder.capture_result import Capture
 from regard.recorder.layer import LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, ShardId
-from regard.recorder.result import Capture
 from regard.recorder.storage.capture_folder import (
     FORMAT,
     INDEX,

@@ -39,7 +39,7 @@ from regard.support.file_lock import FileLock, InUseError
 from regard.support.files import atomic_write, write_error
 
 if TYPE_CHECKING:
-    from regard.recorder.result import Capture
+    from regard.recorder.capture_result import Capture
 
 
 def save_shard(seen: Capture, root: str | os.PathLike[str], shard: ShardId) -> None:

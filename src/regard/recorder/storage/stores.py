@@ -11,7 +11,7 @@ from regard.recorder.sizes import format_bytes, free_memory
 from regard.recorder.summary import summary_size
 
 if TYPE_CHECKING:
-    from regard.recorder.result import Capture
+    from regard.recorder.capture_result import Capture
 
 SMALL = 1 << 26  # the bytes of a capture for which it is not worth asking how many are free
 

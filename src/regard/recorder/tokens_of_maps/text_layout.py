@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from regard.recorder.call_receiver import PassTokens
+    from regard.recorder.capture_result import Capture
     from regard.recorder.placement import Runs
     from regard.recorder.rank_group import RankGroup
-    from regard.recorder.receiver import PassTokens
-    from regard.recorder.result import Capture
 
 
 def check_not_padding(mask: Tensor | None, position: int, batch: int, length: int) -> None:

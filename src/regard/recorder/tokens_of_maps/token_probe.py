@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.recorder.attention_call import Call, UnreadableCall
+from regard.recorder.call_receiver import CallReceiver, ModelArguments
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import observed
-from regard.recorder.receiver import CallReceiver, ModelArguments
 from regard.recorder.tokens_of_maps.token_axes import MOVED
 
 MAX_RUNS = 6  # codes of six bits: a token that stands in another's place goes unnoticed in 1 of 64 cases

@@ -18,7 +18,7 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import Window, causal, rule
 from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall, dropout_problem
-from regard.recorder.certificates.examination import examine
+from regard.recorder.certificates.output_comparison import examine
 from regard.recorder.sources.mask_tensors import as_bias, read_mask
 from regard.recorder.sources.sdpa import autocast
 from regard.recorder.sources.sdpa_call import equal_heads, four_dimensions, leading_shape, read_written

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.first_run import error_outcome
-from regard.learn.judges.tables.relations import TOLERANCE, describe_relation, is_equal, largest_difference
-from regard.learn.judges.tables.verdicts import (
+from regard.learn.judges.common.first_run import error_outcome
+from regard.learn.judges.common.relations import TOLERANCE, describe_relation, is_equal, largest_difference
+from regard.learn.judges.common.verdicts import (
     Variant,
     check_attention,
     find_overwritten,

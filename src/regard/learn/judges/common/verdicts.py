@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.errors import CheckError
-from regard.learn.judges.tables.relations import is_equal
+from regard.learn.judges.common.relations import is_equal
 from regard.learn.lesson import NotDoneError, Outcome, WeightPicture
 from regard.learn.wrong_ways import define, find_mistake, read_pairs, wrong_ways
 from regard.stages.example import TOKENS

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.pictures.patches import Patches
+from regard.recorder.capture_result import Capture
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.model_inputs import Inputs, model_arguments, model_name
@@ -27,7 +28,6 @@ from regard.recorder.observation import as_ids, observed
 from regard.recorder.picture_reader import PictureReader
 from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
-from regard.recorder.result import Capture
 from regard.recorder.sources.adapters import attention_names, layer_ids
 from regard.recorder.sources.compilation import compiled_methods, original_model
 from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at, recall_parts

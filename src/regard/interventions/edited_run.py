@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from regard.interventions.edit import CallPlace, Edit
 from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
+from regard.recorder.call_receiver import CallReceiver, Slot
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import observed
-from regard.recorder.receiver import CallReceiver, Slot
 from regard.recorder.sources.compilation import original_model
 from regard.support.torch_internals import current_graph_task
 

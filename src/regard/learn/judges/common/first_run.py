@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.learn.hints.errors import describe_error, find_hint
-from regard.learn.judges.tables.verdicts import attend, named_mistake
+from regard.learn.judges.common.verdicts import attend, named_mistake
 from regard.learn.lesson import NotDoneError, Outcome
 
 RETURN_BOTH = "give both a name, and return the two, the output first: return out, weights"
