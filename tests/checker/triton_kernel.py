@@ -11,9 +11,10 @@ import triton.language as tl
 @triton.jit
 def _forward(
     q, k, v, out, lse, sinks, H, G, T, S, D, E, scale, window,
-    BLOCK, WIDTH, CAUSAL, WINDOW,
-    SINKS, MISTAKE,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, MISTAKE: tl.constexpr,
 ):  # fmt: skip
+    # Compiled kernels need the constexpr annotations; the interpreter runs without them.
     head, batch = tl.program_id(1), tl.program_id(2)
     group = head // (H // G)
     if MISTAKE == "grouped-heads-tiled":
