@@ -83,16 +83,14 @@ class MapScores(NamedTuple):
 
 
 class TokenGroups(NamedTuple):
-    """The keys of a text, grouped by their token."""
+    """The keys of every text, grouped by their token; a text has up to S groups, and the rest are empty."""
 
-    places: Tensor
-    """(n,): the keys that are no padding."""
+    of_key: Tensor
+    """(B, S): the group of each key."""
     tokens: Tensor
-    """(m,): the tokens that occur, each once."""
-    which: Tensor
-    """(n,): the index of the token of each key."""
+    """(B, S): the token of each group, −1 of padding and of an empty one."""
     seeing: Tensor
-    """(h, m): how many queries see a key of each token."""
+    """(B, h, S): how many queries see a key of each group."""
 
 
 class TextScorer:
@@ -313,39 +311,39 @@ class TextScorer:
     ) -> dict[str, Tensor]:
         """Add the score of the token id whose keys, wherever they stand, receive the most together."""
         assert self.ids is not None
-        B, H, T, S = m.matrix
-        active = self._active_queries().expand(B, H, T)
-        is_key = torch.zeros(B, H, S, dtype=torch.bool, device=self.device)  # of the token of each head
-        tables = []
-        for b, (places, tokens, which, seeing) in enumerate(self._token_groups):
-            mass = received.new_zeros(H, len(tokens)).index_add_(1, which, received[b][:, places])
-            shares = torch.minimum(mass, seeing)
-            best = find_sink_keys(shares, seeing.expand(H, -1), active[b].sum(-1, keepdim=True)).keys
-            top = shares.topk(min(MOST_TOKENS, len(tokens))).indices  # (H, n)
-            seen_by = seeing.expand(H, -1).gather(1, top)
-            tables.append(torch.stack([tokens[top].double(), shares.gather(1, top), seen_by], -1))
-            is_key[b, :, places] = which == best.unsqueeze(-1)
-        defined = active & sees_any(self.visibility.uniform, is_key)
+        groups, n = self._token_groups, min(MOST_TOKENS, m.matrix[3])
+        of_key = groups.of_key.unsqueeze(1)  # (B, 1, S)
+        mass = torch.zeros_like(received).scatter_add_(2, of_key.expand_as(received), received)
+        shares = torch.minimum(mass, groups.seeing)
+        num_queries = self._active_queries().sum(-1, keepdim=True)
+        best = find_sink_keys(shares, groups.seeing, num_queries).keys  # (B, H)
+        is_key = of_key == best.unsqueeze(-1)
+        defined = self._active_queries() & sees_any(self.visibility.uniform, is_key)
         scores["one_token"] = QueryScore(mass_on(m, is_key), defined)
-        return {"tokens": torch.cat(tables, 1)}
+        top = shares.topk(n).indices  # (B, H, n)
+        table = (groups.tokens.unsqueeze(1).double(), shares.double(), groups.seeing.double())
+        strongest = torch.stack([x.expand_as(shares).gather(2, top) for x in table], -1)
+        return {"tokens": strongest.transpose(0, 1).flatten(1, 2)}
 
     @cached_property
-    def _token_groups(self) -> list[TokenGroups]:
-        """The keys of every text by their token."""
+    def _token_groups(self) -> TokenGroups:
+        """The keys of every text by their token, all texts at once: nothing is read back from a GPU."""
         assert self.ids is not None
-        groups = []
-        for b, row in enumerate(self.ids):
-            places = torch.arange(len(row), device=self.device)
-            if self.is_token_key is not None:
-                places = places[self.is_token_key[b]]
-            tokens, which = row[places].unique(return_inverse=True)
-            # Queries that see some key of the token: those of the key that most see. Fewer than there are,
-            # under a sliding window that several of them share; the score itself counts exactly.
-            queries = self.visibility.queries[b][:, places]
-            seeing = queries.new_zeros(len(queries), len(tokens))
-            seeing.scatter_reduce_(1, which.expand(len(queries), -1), queries, "amax")
-            groups.append(TokenGroups(places, tokens, which, seeing))
-        return groups
+        ids, queries = self.ids, self.visibility.queries
+        if self.is_token_key is not None:
+            # −1: a group of its own, whose keys nobody counts as seeing.
+            ids = ids.masked_fill(~self.is_token_key, -1)
+            queries = queries.masked_fill(~self.is_token_key.unsqueeze(1), 0.0)
+        ordered, order = ids.sort(dim=1, stable=True)
+        is_first = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0))
+        group = is_first.long().cumsum(1)
+        tokens = torch.full_like(ids, -1).scatter_(1, group, ordered)
+        of_key = torch.empty_like(group).scatter_(1, order, group)
+        # Queries that see some key of the token: those of the key that most see. Fewer than there are, under
+        # a sliding window that several of them share; the score itself counts exactly.
+        seeing = torch.zeros_like(queries)
+        seeing.scatter_reduce_(2, of_key.unsqueeze(1).expand_as(queries), queries, "amax")
+        return TokenGroups(of_key, tokens, seeing)
 
     def row_sums(self, m: AttentionMap) -> Tensor:
         """The sum of every row's weights, (B, H, T): 1, less the share of a sink logit."""
