@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.measures.running_sums import Estimate, RunningSums
+from regard.heads.measures.running_sums import Estimates, RunningSums
 from regard.heads.measures.tallies import Tallies
 
 MIN_SCORES = {
@@ -110,21 +110,25 @@ def _groups(keys: Sequence[Tensor]) -> Iterator[slice]:
         yield slice(start, len(keys))
 
 
-def earned_labels(estimates: Mapping[str, Estimate], targets: Targets | None = None) -> tuple[str, ...]:
-    """The labels that a head earns by its scores, those on repeated tokens included, the first one first.
+def earned_labels(
+    names: Sequence[str], estimates: Estimates, targets: Sequence[Targets] | None = None
+) -> list[tuple[str, ...]]:
+    """The labels that every head earns by its scores `names`, the first one first.
 
-    `targets` are what it attends to in all texts, for the labels that need the same one.
+    Scores on repeated tokens may be among them. `targets` are what every head attends to in all texts, for
+    the labels that need the same one.
     """
-    excess: dict[str, float] = {}
-    for name, score in estimates.items():
-        label = name.removesuffix(REPEATS)
-        if targets is not None and not targets.agrees(label):
-            continue
-        if label in MIN_SCORES and _is_clear(score, MIN_SCORES[label]):
+    labels = [name.removesuffix(REPEATS) for name in names]
+    above = estimates.value - _baseline(estimates)
+    clear = _is_clear(labels, estimates)
+    excess: list[dict[str, float]] = [{} for _ in range(clear.shape[1])]
+    for head, score in clear.T.nonzero().tolist():
+        label = labels[score]
+        if targets is None or targets[head].agrees(label):
             # A label may be earned on the text and on random repeats: the clearer one counts.
-            above = _distinction(label, score.value - _baseline(score))
-            excess[label] = max(above, excess.get(label, above))
-    return tuple(sorted(excess, key=lambda label: -excess[label]))
+            found = _distinction(label, float(above[score, head]))
+            excess[head][label] = max(found, excess[head].get(label, found))
+    return [tuple(sorted(earned, key=lambda label: -earned[label])) for earned in excess]
 
 
 def sort_labels(labels: Iterable[str], scores: Mapping[str, Any]) -> tuple[str, ...]:
@@ -142,16 +146,20 @@ def _distinction(label: str, above: float) -> float:
     return above * (0.5 if label in SECONDARY else 1.0)
 
 
-def _is_clear(score: Estimate, minimum: float) -> bool:
-    """Whether a score meets the three conditions."""
-    # A score without an interval comes from one observation, which no label can rest on.
-    if math.isnan(score.low) or score.queries < MIN_QUERIES:
-        return False
-    low = score.value - WIDENING * (score.value - score.low)
-    minimum = max(minimum, MIN_SCORE_OF_FEW) if score.queries < FEW_QUERIES else minimum
-    return score.value >= minimum and low >= _baseline(score) + MARGIN
+def _is_clear(labels: Sequence[str], scores: Estimates) -> Tensor:
+    """Whether scores (score, head) meet the three conditions of their labels; NaN meets none.
+
+    A score without an interval comes from one observation, which no label can rest on.
+    """
+    least = [MIN_SCORES.get(label, math.inf) for label in labels]  # inf: a score that earns no label
+    minimum = torch.tensor(least, dtype=torch.float64, device="cpu").unsqueeze(-1)
+    minimum = torch.where(scores.queries < FEW_QUERIES, minimum.clamp(min=MIN_SCORE_OF_FEW), minimum)
+    low = scores.value - WIDENING * (scores.value - scores.low)
+    is_above = (scores.value >= minimum) & (low >= _baseline(scores) + MARGIN)
+    return is_above & (scores.queries >= MIN_QUERIES)
 
 
-def _baseline(score: Estimate) -> float:
-    # −inf, so that a score without any baseline does not raise.
-    return max(x for x in (score.null, score.relabelled, score.positional, -math.inf) if not math.isnan(x))
+def _baseline(scores: Estimates) -> Tensor:
+    """The highest of the baselines that are known; −inf where none is."""
+    baselines = torch.stack([scores.null, scores.relabelled, scores.positional])
+    return baselines.masked_fill(baselines.isnan(), -torch.inf).amax(0)

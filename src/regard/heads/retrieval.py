@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
 from regard.heads.labels import earned_labels
-from regard.heads.measures.running_sums import Estimate, ratio_interval
+from regard.heads.measures.running_sums import Estimates, ratio_intervals
 from regard.heads.measures.visible_keys import uniform
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
 from regard.heads.tables.description import LayerHeads, name_layer
@@ -164,17 +164,19 @@ def _count_hits(m: AttentionMap, context: NeedleContext) -> Tensor:
 def _rows(layer: LayerHeads, counts: Tensor, tokens: Tensor) -> Iterator[HeadRow]:
     """The rows of a layer from its `counts` (3, needles, H) among the `tokens` (needles,) of the answers."""
     stack, number = split_key(layer.key)
-    total = float(tokens.sum())
-    for i, (head, kv_head) in enumerate(zip(layer.heads, layer.kv_heads, strict=True)):
-        hits, chance, relabelled = (float(x) / total for x in counts[..., i].sum(1))
-        own = counts[0, :, i]
-        sums = ((tokens > 0).sum(), (own**2).sum(), (own * tokens).sum(), (tokens**2).sum())
-        low, high = ratio_interval(hits, total, *map(float, sums))
-        low, high = max(low, 0.0), min(high, 1.0)
-        estimate = Estimate(hits, chance, relabelled, math.nan, low, high, total)
-        score = Score(hits, chance, relabelled, low, high, math.nan)
-        labels = earned_labels({"retrieval": estimate})
-        yield HeadRow(number, head, kv_head, labels, None, {"retrieval": score}, stack)
+    hits, chance, relabelled = (counts.sum(1) / tokens.sum()).unsqueeze(1)  # (1, H) each
+    own, unknown = counts[0], torch.full_like(hits, math.nan)
+    total, needles = tokens.sum().expand_as(hits), (tokens > 0).sum().expand_as(hits)
+    squares, products = (own**2).sum(0, keepdim=True), (tokens @ own).unsqueeze(0)
+    low, high = ratio_intervals(
+        hits, total, needles.double(), squares, products, (tokens**2).sum().expand_as(hits)
+    )
+    low, high = low.clamp(min=0.0), high.clamp(max=1.0)
+    estimates = Estimates(hits, chance, relabelled, unknown, low, high, total, unknown)
+    scores = torch.cat([hits, chance, relabelled, low, high, unknown]).T.tolist()
+    labels = earned_labels(["retrieval"], estimates)
+    for head, kv_head, earned, score in zip(layer.heads, layer.kv_heads, labels, scores, strict=True):
+        yield HeadRow(number, head, kv_head, earned, None, {"retrieval": Score(*score)}, stack)
 
 
 def _contexts(

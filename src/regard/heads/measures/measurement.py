@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.tensors import check_tensor, check_whole_numbers
+from regard.heads.measures.joined_maps import join_maps
 from regard.heads.measures.offsets import weight_back
 from regard.heads.measures.query_scores import KnownStatistics, Options, QueryScore, TextScorer
 from regard.heads.measures.running_sums import BLOCKS, RunningSums, sum_pieces
@@ -125,7 +126,7 @@ def _measure_stack(stack: Sequence[PendingLayer], single: bool) -> MeasuredStack
     """Measure layers that can be joined."""
     maps = [layer.map for layer in stack]
     softmax_maps = [m for m in maps if isinstance(m, AttentionMap)]  # linear layers are not joined
-    joined = _join_maps(softmax_maps) if softmax_maps else maps[0]
+    joined = join_maps(softmax_maps) if softmax_maps else maps[0]
     return MeasuredStack(_measure(joined, stack[0].scorer, _join_statistics(stack), single), joined, maps)
 
 
@@ -174,16 +175,6 @@ def _can_join(stack: Sequence[PendingLayer], layer: PendingLayer) -> bool:
 
 def _settings(m: AttentionMap) -> tuple[object, ...]:
     return m.q.shape, m.k.shape, m.q.dtype, m.lse.dtype, m.scale, m.softcap, m.sinks is None
-
-
-def _join_maps(maps: Sequence[AttentionMap]) -> AttentionMap:
-    """The maps (B, H, T, S) of several layers as one of layers · H heads."""
-    first = maps[0]
-    if len(maps) == 1:
-        return first
-    fields = {name: torch.cat([getattr(m, name) for m in maps], 1) for name in ("q", "k", "lse")}
-    sinks = None if first.sinks is None else torch.cat([m.sinks for m in maps if m.sinks is not None])
-    return first._with(**fields, sinks=sinks)
 
 
 def _join_statistics(layers: Sequence[PendingLayer]) -> KnownStatistics | None:

@@ -21,6 +21,7 @@ from regard.heads.measures.duplicate_and_induction import (
     copy_mass_by_kernel,
     find_blocks,
 )
+from regard.heads.measures.joined_maps import with_uniform_head
 from regard.heads.measures.offsets import latest_mass, offset_sums, sample_rows, weight_back
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.measures.sink import find_sink_keys
@@ -80,6 +81,19 @@ class MapScores(NamedTuple):
     positional: dict[str, QueryScore]
     """The scores of equal tokens that attention to the same distance, whatever is there, would have."""
     tallies: Tallies
+
+    def select(self, heads: slice) -> MapScores:
+        """The same of some of the heads."""
+        positional, tallies = _select(self.positional, heads), self.tallies.select(heads)
+        return MapScores(_select(self.scores, heads), self.sink_key[:, heads], positional, tallies)
+
+
+def _select(scores: dict[str, QueryScore], heads: slice) -> dict[str, QueryScore]:
+    """The scores of some heads."""
+    return {
+        name: QueryScore(*(x if x.shape[1] == 1 else x[:, heads] for x in score))
+        for name, score in scores.items()
+    }
 
 
 class TokenGroups(NamedTuple):
@@ -158,12 +172,19 @@ class TextScorer:
 
     def score(self, m: AttentionMap, statistics: KnownStatistics | None = None) -> MapScores:
         """Score a map; `statistics` are those of the map, if they are known already."""
+        if self._null is None and statistics is None:
+            # The first map of a text and its baseline are scored together.
+            joined = with_uniform_head(m, self.visibility)
+            if joined is not None:
+                both = self._score(joined, None)
+                self._null = both.select(slice(-1, None)).scores
+                return both.select(slice(0, m.matrix[1]))
         return self._score(m, self.null, statistics)
 
     def _score(
         self, m: AttentionMap, null: dict[str, QueryScore] | None, statistics: KnownStatistics | None = None
     ) -> MapScores:
-        """The same; without `null` the map is uniform attention itself, which decides where scores count."""
+        """The same; without `null` the last heads are uniform attention, which decides where scores count."""
         m = self._without_padding(m)
         if statistics is None or self.is_token_query is not None:  # known statistics include padding
             statistics = m.statistics()
@@ -247,8 +268,7 @@ class TextScorer:
         loss = (self.row_sums(m) - latest_mass(m, window) - kept).clamp(min=0.0)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
         lost = (loss * self.visibility.keys).round() > 0
-        loses = active & lost if null is None else null["eviction"].defined
-        scores["eviction"] = QueryScore(loss, loses)
+        scores["eviction"] = QueryScore(loss, active & self._counts("eviction", lost, null))
 
     def _tally_keys(self, received: Tensor) -> dict[str, Tensor]:
         """What every key received, and how many queries see it: (2, H, S), summed over the texts.
@@ -378,7 +398,11 @@ class TextScorer:
         pairs = pairs or copy_mass(m, self.ids, self._blocks)
         for name, mass in (("duplicate", pairs.copies), ("induction", pairs.after)):
             # A score is defined where uniform attention gives some mass to such a key.
-            scores[name] = QueryScore(mass, mass > 0 if null is None else null[name].defined)
+            scores[name] = QueryScore(mass, self._counts(name, mass > 0, null))
+
+    def _counts(self, name: str, found: Tensor, null: dict[str, QueryScore] | None) -> Tensor:
+        """For which queries a score is defined: those for which it was `found` of uniform attention."""
+        return found[:, -self.visibility.keys.shape[1] :] if null is None else null[name].defined
 
     @cached_property
     def relabelled(self) -> TextScorer | None:
@@ -402,7 +426,11 @@ class TextScorer:
         """Only the scores that depend on which tokens are equal."""
         scores: dict[str, QueryScore] = {}
         if self._null is None:
-            self._null = {}
-            self._add_token_scores(self._without_padding(self.visibility.uniform), None, self._null)
+            joined = with_uniform_head(m, self.visibility)
+            both = self.visibility.uniform if joined is None else joined
+            self._add_token_scores(self._without_padding(both), None, scores)
+            self._null = _select(scores, slice(-self.visibility.keys.shape[1], None))
+            if joined is not None:
+                return _select(scores, slice(0, m.matrix[1]))
         self._add_token_scores(self._without_padding(m), self._null, scores)
         return scores

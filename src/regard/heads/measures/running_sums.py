@@ -34,22 +34,22 @@ NO_SHARES = ("distance", "patch_distance", "entropy", "effective_length")  # sco
 MOMENTS = ("pieces", "squares", "products", "counts_squared")  # of value and number, over pieces
 
 
-class Estimate(NamedTuple):
-    """A score of one head. NaN where it is defined for no query."""
+class Estimates(NamedTuple):
+    """The scores of heads, each field (score, head) in float64 on the host; NaN where not defined."""
 
-    value: float
-    null: float
+    value: Tensor
+    null: Tensor
     """The same of uniform attention to the visible keys."""
-    relabelled: float
+    relabelled: Tensor
     """The same with the tokens shuffled, for scores that depend on which tokens are equal."""
-    without_sink: float
+    without_sink: Tensor
     """The same of rows renormalised without their sink."""
-    low: float
-    high: float
+    low: Tensor
+    high: Tensor
     """The ends of the 95% interval."""
-    queries: float
+    queries: Tensor
     """The number of queries for which the score is defined."""
-    positional: float = math.nan
+    positional: Tensor
     """The same of attention to one offset, whatever is there, for scores that depend on equal tokens."""
 
 
@@ -110,11 +110,8 @@ class RunningSums:
         return self.sums[1, NAMES.index(name)]
 
 
-def estimate_heads(layers: Sequence[RunningSums]) -> list[dict[str, Estimate]]:
-    """The scores of all heads of some layers, one layer after another, with baselines and intervals.
-
-    Scores that are defined for no query are left out.
-    """
+def estimate_heads(layers: Sequence[RunningSums]) -> Estimates:
+    """The scores `NAMES` of all heads of some layers, in their order, with baselines and intervals."""
     # All heads at once: reading tensors one by one takes most of the time of a table.
     sums = torch.cat([layer.sums.cpu() for layer in layers], -1)
     ratios = sums[: 2 * len(SUMS) : 2] / sums[1 : 2 * len(SUMS) : 2]  # NaN for 0 / 0
@@ -126,11 +123,7 @@ def estimate_heads(layers: Sequence[RunningSums]) -> list[dict[str, Estimate]]:
     most = [math.inf if name in NO_SHARES else 1.0 for name in NAMES]
     ends = torch.tensor([least, most], dtype=torch.float64, device="cpu").unsqueeze(-1)
     low, high = low.maximum(ends[0]), high.minimum(value.maximum(ends[1]))
-    numbers = torch.stack([value, null, relabelled, without_sink, low, high, count, positional], -1)
-    return [
-        {name: Estimate(*x) for name, x in zip(NAMES, head, strict=True) if x[6]}  # 6: count
-        for head in numbers.transpose(0, 1).tolist()
-    ]
+    return Estimates(value, null, relabelled, without_sink, low, high, count, positional)
 
 
 def sum_pieces(

@@ -50,6 +50,10 @@ class Tallies:
             tokens = _merge(torch.cat([tokens, part], 1))
         return Tallies(self.keys, offsets, tokens)
 
+    def select(self, heads: slice) -> Tallies:
+        """The tallies of some of the heads."""
+        return Tallies(self.keys[:, heads], self.offsets[:, heads], self.tokens[heads])
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name."""

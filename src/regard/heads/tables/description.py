@@ -16,8 +16,8 @@ from torch import Tensor
 
 from regard.heads.labels import REPEATS, earned_labels, find_targets
 from regard.heads.measures.measurement import Ids, add_up, measure
-from regard.heads.measures.query_scores import NEAR, POLICY, KnownStatistics, Options, TextScorer
-from regard.heads.measures.running_sums import Estimate, RunningSums, estimate_heads
+from regard.heads.measures.query_scores import NAMES, NEAR, POLICY, KnownStatistics, Options, TextScorer
+from regard.heads.measures.running_sums import Estimates, RunningSums, estimate_heads
 from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
 from regard.maps import AttentionMap, LinearAttentionMap
@@ -181,41 +181,41 @@ def assemble(
 ) -> HeadTable:
     """Make the table from the running sums of every layer: of texts, shuffled texts and random repeats."""
     named = [(*split_key(x.key), *head) for x in layers for head in zip(x.heads, x.kv_heads, strict=True)]
-    nothing: list[dict[str, Estimate]] = [{}] * len(named)
-    of_shuffled = nothing if shuffled is None else estimate_heads(shuffled)
-    of_repeats = nothing if repeats is None else estimate_heads(repeats)
-    of_heads = zip(
-        named, estimate_heads(sums), of_shuffled, of_repeats, find_targets(sums, shuffled), strict=True
-    )
+    names, estimates = list(NAMES), estimate_heads(sums)
+    # What the model read on shuffled tokens, if it did; else the same attention with relabelled ones.
+    shuffled_values = estimates.relabelled if shuffled is None else estimate_heads(shuffled).value
+    if repeats is not None:
+        rows_of = [NAMES.index(name) for name in ON_REPEATS]
+        of_repeats = Estimates(*(x[rows_of] for x in estimate_heads(repeats)))
+        names += [f"{name}{REPEATS}" for name in ON_REPEATS]
+        estimates = Estimates(*map(torch.cat, zip(estimates, of_repeats, strict=True)))
+        unread = of_repeats.relabelled if shuffled is None else torch.full_like(of_repeats.value, math.nan)
+        shuffled_values = torch.cat([shuffled_values, unread])
+    targets = find_targets(sums, shuffled)
+    fields = estimates._asdict() | {"shuffled": shuffled_values}
+    scores = torch.stack([fields[name] for name in Score._fields], -1).transpose(0, 1).tolist()
+    counts = estimates.queries.T.tolist()
     rows = []
-    for (stack, layer, head, kv_head), estimates, of_shuffle, of_repeat, targets in of_heads:
-        estimates |= {f"{name}{REPEATS}": of_repeat[name] for name in ON_REPEATS if name in of_repeat}
-        scores = {
-            name: _score(x, of_shuffle.get(name), shuffled is not None) for name, x in estimates.items()
-        }
+    for (stack, layer, head, kv_head), labels, target, values, count in zip(
+        named, earned_labels(names, estimates, targets), targets, scores, counts, strict=True
+    ):
+        # Scores that are defined for no query are left out.
+        own = {name: Score(*x) for name, x, n in zip(names, values, count, strict=True) if n}
         rows.append(
             HeadRow(
                 layer,
                 head,
                 kv_head,
-                earned_labels(estimates, targets),
-                targets.sink_key,
-                scores,
+                labels,
+                target.sink_key,
+                own,
                 stack,
-                offset=targets.offset,
-                token=targets.token,
+                offset=target.offset,
+                token=target.token,
             )
         )
     how: Literal["text", "labels"] = "labels" if shuffled is None else "text"
     return HeadTable(rows, texts, tokens, how, model)
-
-
-def _score(estimate: Estimate, of_shuffled: Estimate | None, by_model: bool) -> Score:
-    """A score with its value on shuffled tokens: those that the model read, else relabelled ones."""
-    shuffled = estimate.relabelled
-    if by_model:
-        shuffled = math.nan if of_shuffled is None else of_shuffled.value
-    return Score(estimate.value, estimate.null, shuffled, estimate.low, estimate.high, estimate.without_sink)
 
 
 def name_layer(
