@@ -153,10 +153,7 @@ def _measure(
         }
     # At least two blocks, or there would be no interval; two queries each at least.
     pieces = max(2, min(BLOCKS, T // 2)) if single else 1
-    sums = {
-        name: sum_pieces(part, (B, H, T), pieces, m.device).permute(0, 1, 3, 2, 4).flatten(-2)
-        for name, part in by_name.items()
-    }
+    sums = sum_pieces(by_name, (B, H, T), pieces, m.device)
     return RunningSums.from_pieces(sums, tallies.complete(H))
 
 

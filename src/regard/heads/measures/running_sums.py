@@ -127,22 +127,27 @@ def estimate_heads(layers: Sequence[RunningSums]) -> Estimates:
 
 
 def sum_pieces(
-    scores: Mapping[str, QueryScore], shape: tuple[int, int, int], pieces: int, device: torch.device
-) -> Tensor:
-    """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, B, H, pieces) in float64."""
+    groups: Mapping[str, Mapping[str, QueryScore]],
+    shape: tuple[int, int, int],
+    pieces: int,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, H, B · pieces) of each group."""
     B, H, T = shape
-    if not scores:
-        return torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
     # max: an empty map has no query, and no piece.
     piece = torch.arange(T, device=device) * pieces // max(T, 1)
     # A product with 0 and 1: the same bits every time, on a GPU, too, where index_add_ has no order.
     is_in = (piece.unsqueeze(-1) == torch.arange(pieces, device=device)).double()  # (T, pieces)
-    defined = torch.stack([score.defined.expand(shape) for score in scores.values()])  # (scores, B, H, T)
-    values = torch.stack([score.values.expand(shape) for score in scores.values()]).double()
+    named = {(group, name): score for group, scores in groups.items() for name, score in scores.items()}
+    nothing = torch.zeros(1, 1, 1, dtype=torch.bool, device=device)  # the last row, of names without a score
+    scores = [*named.values(), QueryScore(nothing.float(), nothing)]
+    defined = torch.stack([score.defined.expand(shape) for score in scores])  # (rows, B, H, T)
+    values = torch.stack([score.values.expand(shape) for score in scores]).double()
     found = torch.stack([values.masked_fill_(~defined, 0.0) @ is_in, defined.double() @ is_in])
-    # The row of each name; names without a score take the zeros that are put at the end.
-    rows = [list(scores).index(name) if name in scores else len(scores) for name in NAMES]
-    return torch.nn.functional.pad(found, (0, 0) * 3 + (0, 1))[:, rows]
+    row_of = {key: row for row, key in enumerate(named)}
+    rows = [row_of.get((group, name), -1) for group in groups for name in NAMES]
+    by_group = found[:, rows].view(2, len(groups), len(NAMES), B, H, pieces).unbind(1)
+    return {group: x.transpose(2, 3).flatten(-2) for group, x in zip(groups, by_group, strict=True)}
 
 
 def ratio_interval(
