@@ -11,6 +11,7 @@ from torch import Tensor
 from regard import alibi, attention_map, causal, padding, window
 from regard.gpt import GPT, Config
 from regard.heads import HeadScores, describe, probe, repeated, scores, study, uniform
+from regard.heads.measures.query_scores import TextScorer
 from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
 from tests.sampling import examples
@@ -285,3 +286,28 @@ def test_what_does_not_fit_is_named() -> None:
         describe([m], torch.zeros(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"maps: expected \(B, H, T, S\) each"):
         describe([m[0]], torch.zeros(2, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("options", [{}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "softcap": 5.0}])
+def test_the_baseline_that_is_scored_with_the_first_map_is_the_baseline(options: dict[str, Tensor]) -> None:
+    is_token = torch.arange(40) >= torch.tensor([[0], [9]])
+    ids = torch.randint(0, 7, (2, 40))
+    q, k = torch.randn(2, 4, 40, 8), torch.randn(2, 2, 40, 8)
+    m = attention_map(q, k, mask=causal & padding(is_token), **options)
+    apart, together = (TextScorer(m, ids, is_token) for _ in range(2))
+    together.joins_baseline = True  # as on a GPU
+    for scorers in ((apart, together), (apart.relabelled, together.relabelled)):
+        one, other = (x.score(m) for x in scorers)
+        for name, score in (one.scores | {f"null of {n}": s for n, s in scorers[0].null.items()}).items():
+            found = (other.scores | {f"null of {n}": s for n, s in scorers[1].null.items()})[name]
+            assert torch.equal(
+                found.defined.expand_as(found.values), score.defined.expand_as(score.values)
+            ), name
+            assert torch.allclose(
+                found.values.where(found.defined, 0.0), score.values.where(score.defined, 0.0), atol=1e-6
+            ), name
+        assert torch.equal(one.sink_key, other.sink_key)
+        assert torch.allclose(one.tallies.tokens, other.tallies.tokens)
+        assert torch.allclose(one.tallies.offsets, other.tallies.offsets)
+    of_tokens = [x.relabelled.token_scores(m)["induction"].values for x in (apart, together)]
+    assert torch.allclose(*of_tokens, atol=1e-6)

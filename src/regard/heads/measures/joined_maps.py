@@ -23,7 +23,7 @@ def join_maps(maps: Sequence[AttentionMap]) -> AttentionMap:
 def with_uniform_head(m: AttentionMap, visibility: Visibility) -> AttentionMap | None:
     """The map with heads of uniform attention after its own, or None where the mask tells heads apart."""
     B, H, T, S = m.matrix
-    if m.mask.biased or visibility.keys.shape[1] != 1:
+    if m.mask.biased or visibility.keys.shape[1] != 1 or 0 in (H, T, S):
         return None
     # As many as share a key head, for all groups of a map have one size.
     copies = H // m.k.shape[1]
