@@ -127,7 +127,7 @@ def survey(subject: Subject) -> dict[str, Any]:
 def corpus_survey(subject: Subject) -> dict[str, Any]:
     """What `regard survey` does with a corpus, over the plain forward passes of the same batches.
 
-    The corpus is read twice, chunks, table and examples are written. Loading the model and its checksum, once
+    The corpus is read; chunks, table and examples are written. Loading the model and its checksum, once
     a survey, are left out.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers

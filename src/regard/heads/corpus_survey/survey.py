@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -143,9 +143,9 @@ def survey(
         ranks.on_main(lambda: stack.enter_context(take_file(out)) and None)
         if fresh:
             ranks.on_main(lambda: shutil.rmtree(chunk_folder(out), ignore_errors=True))
-        _measure_chunks(model, plan, out, Shard(ranks.rank, ranks.world_size), report)
+        sizes = _measure_chunks(model, plan, out, Shard(ranks.rank, ranks.world_size), report)
         ranks.barrier()  # until every chunk is there
-        return ranks.on_main(lambda: _join_chunks(model, plan, out))
+        return ranks.on_main(lambda: _join_chunks(model, plan, out, sizes))
 
 
 def survey_shard(
@@ -168,7 +168,8 @@ def survey_shard(
     chunk_folder(out).mkdir(exist_ok=True)
     name = f".shard-{shard.number}-of-{shard.of}.lock"
     with FileLock(chunk_folder(out) / name, "out", out):
-        return _measure_chunks(model, plan, out, shard, report, fresh)
+        sizes = _measure_chunks(model, plan, out, shard, report, fresh)
+    return len(sizes[shard.number :: shard.of])
 
 
 def join_survey(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
@@ -177,7 +178,7 @@ def join_survey(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
     A `SurveyFileError` names the chunks that are missing.
     """
     with take_file(out):
-        return _join_chunks(model, plan, out)
+        return _join_chunks(model, plan, out, [len(chunk.batches) for chunk in _chunks(model, plan)])
 
 
 def check_out(out: Path) -> None:
@@ -199,15 +200,15 @@ def _measure_chunks(
     shard: Shard,
     report: Report,
     fresh: bool = False,
-) -> int:
-    """Measure the chunks of a shard that are not there; return how many chunks the shard has."""
+) -> list[int]:
+    """Measure the chunks of a shard that are not there; return how many batches every chunk has."""
     check_whole_number("examples", plan.examples, 0, MAX_EXAMPLES)
-    settings, own = plan.settings(model), 0
+    settings, sizes = plan.settings(model), []
     with set_threads(plan.threads), stop_on_signal() as stop:
         for chunk in _chunks(model, plan):
+            sizes.append(len(chunk.batches))
             if chunk.number % shard.of != shard.number:
                 continue
-            own += 1
             file = chunk_file(out, chunk.number)
             if fresh:
                 file.unlink(missing_ok=True)
@@ -224,7 +225,7 @@ def _measure_chunks(
             assert total is not None  # a chunk has a batch
             file.parent.mkdir(exist_ok=True)
             write_chunk(file, total, settings)
-    return own
+    return sizes
 
 
 def _chunks(model: SurveyModel, plan: SurveyPlan) -> Iterator[Chunk]:
@@ -237,10 +238,12 @@ def _chunks(model: SurveyModel, plan: SurveyPlan) -> Iterator[Chunk]:
         windows += sum(len(batch.ids) for batch in group)
 
 
-def _join_chunks(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
-    """Add up all chunks of a survey in their order, write what it found, and delete the chunks."""
+def _join_chunks(model: SurveyModel, plan: SurveyPlan, out: Path, sizes: Sequence[int]) -> HeadTable:
+    """Add up all chunks of a survey in their order, write what it found, and delete the chunks.
+
+    `sizes` are the numbers of batches of every chunk.
+    """
     settings, total = plan.settings(model), None
-    sizes = [len(chunk.batches) for chunk in _chunks(model, plan)]
     if missing := [number for number in range(len(sizes)) if not chunk_file(out, number).exists()]:
         names = ", ".join(map(str, missing[:NAMED])) + (" …" if len(missing) > NAMED else "")
         raise SurveyFileError(
