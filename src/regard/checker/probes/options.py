@@ -207,9 +207,6 @@ def _bias(session: CheckSession, intent: Intent) -> None:
         session.add_skip("float mask", f"{detail}: they are not simply added to the scores")
 
 
-_ALIGNED = "queries align with the end of the keys, as a cache needs"
-
-
 def _alignment(session: CheckSession, intent: Intent) -> None:
     """Check a causal mask, and a window with it, with more keys than queries, as a cache needs them.
 
@@ -221,33 +218,22 @@ def _alignment(session: CheckSession, intent: Intent) -> None:
     T, S = plain.q.shape[-2], plain.k.shape[-2]
     if T == S:  # a kernel that takes one length for both
         return
-    given, question = f"with {T} queries and {S} keys", replace(plain, flag=True)
-    asked = ask(session, question, intent, passed=_ALIGNED, refused=f"{question.shapes()} raised")
-    contradicts = asked.answer is not None and _contradicting_window(session, question, intent, asked.agrees)
-    if not asked.agrees and not contradicts:
-        record_wrong(session, asked, intent, given, warning="top-left-causal")
-
-
-def _contradicting_window(session: CheckSession, question: Question, intent: Intent, aligned: bool) -> bool:
-    """Ask for a window where there are more keys than queries; returns whether a failure was recorded.
-
-    `aligned` is whether the causal mask alone aligns with the last keys.
-    """
-    if not session.has_passed("window"):
-        return False
-    T, S = question.q.shape[-2], question.k.shape[-2]
-    n = S - T + 1  # so wide that every query sees a key, wherever the causal mask and the window align
-    ahead = 0 if session.compared.window_is_bounded else None
-    asked = session.compare(replace(question, name="window, T < S", window=n, ahead=ahead), intent)
-    given = f"with {T} queries, {S} keys and a window of {n}"
-    if asked.agrees:
-        session.add_pass(asked.question.name, _ALIGNED)
-        return False
-    if aligned:
-        return record_wrong(session, asked, intent, given)
-    return record_wrong(
-        session, asked, intent, f"{given}, which aligns with the last keys", "top-left-causal"
+    given, passed = (
+        f"with {T} queries and {S} keys",
+        "queries align with the end of the keys, as a cache needs",
     )
+    question = replace(plain, flag=True)
+    asked = ask(session, question, intent, passed=passed, refused=f"{question.shapes()} raised")
+    mistake, contradicts = "" if asked.agrees else "top-left-causal", False
+    if asked.answer is not None and session.has_passed("window"):
+        n = S - T + 1  # so wide that every query sees a key, wherever the causal mask and the window align
+        ahead = 0 if session.compared.window_is_bounded else None
+        question = replace(question, name="window, T < S", window=n, ahead=ahead)
+        windowed = ask(session, question, intent, passed=passed)
+        both = f"{given} in a window of {n}" + ", which aligns with the last keys" * bool(mistake)
+        contradicts = not windowed.agrees and record_wrong(session, windowed, intent, both, mistake)
+    if not asked.agrees and not contradicts:
+        record_wrong(session, asked, intent, given, warning=mistake)
 
 
 _SCALE = 0.7  # unlike 1/√D of every width

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.diagnose import diagnose
-from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error, window_conventions
+from regard.checker.interpretation.hypotheses import window_conventions
+from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import dependence, name_by_behaviour
