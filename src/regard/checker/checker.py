@@ -19,13 +19,21 @@ import torch
 from torch import nn
 
 from regard.attention.arguments import check_scale, check_softcap, check_whole_number
-from regard.checker.errors import CheckError, error_place
+from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.probes.cache import add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
-from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
-from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
+from regard.checker.probes.inputs import (
+    find_leak,
+    has_another_batch_axis,
+    probe_batch,
+    probe_causality,
+    probe_inputs,
+    probe_inputs_kept,
+    probe_positions,
+    probe_state,
+)
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.options import probe_masks, probe_options
@@ -39,7 +47,7 @@ from regard.checker.session import ADAPTER, CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, add_promises
 from regard.checker.subject.kernel_recognition import prepare_interpreter
-from regard.checker.subject.source import attention_parts, model_sentence
+from regard.checker.subject.source import attention_parts, error_place, model_sentence
 from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.model_run import find_model
 

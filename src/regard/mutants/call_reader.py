@@ -23,8 +23,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
 from regard.checker.catalogue import RULES
+from regard.checker.interpretation.hypotheses import WINDOW_CONVENTIONS
 from regard.checker.oracle.oracle import (
-    WINDOW_CONVENTIONS,
     Intent,
     WindowConvention,
     relative_difference,

@@ -4,8 +4,8 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.examples import CORE, KERNEL_TEMPLATES, NAMES, TEMPLATES, plant_mistake
 from tests.checker.corpus import Entry, Program
 
-# A function cannot know whether a cache or a batch is meant: what it does there is a warning.
-ONLY_WARNINGS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}
+# A function cannot know whether a batch is meant: what it does there is a warning.
+ONLY_WARNINGS = {("dot-t-on-a-batch", "function")}
 # One query sees every key, and cannot be taken for one: these change nothing, or do not run.
 ONE_QUERY = {
     *("no-mask", "one-token-ahead", "mask-after-softmax", "masked-with-zero", "weak-mask-value"),

@@ -141,6 +141,13 @@ class FirstGPT(nn.Module):
         return self.c_proj((w @ v).transpose(1, 2).reshape(B, T, C))
 
 
+class Unprojected(nn.Module):
+    """Attention of a sequence on itself, without weights: no projection is used for three roles."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
 class KernelAndOffset(nn.Module):
     """Layers with yet other names."""
 

@@ -18,10 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
+from regard.attention.masks.named_masks import rule as rule_mask
 from regard.attention.masks.named_masks import window as window_rule
-from regard.checker.oracle.oracle import Intent, looking_back
+from regard.checker.oracle.oracle import Intent, WindowConvention
+from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Rotation, Wiring
 from regard.checker.subject.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
@@ -111,6 +114,46 @@ def add_feature(base: Intent, feature: Feature) -> Intent | None:
 def _wired(base: Intent, **changes: Any) -> Intent:
     """Return an interpretation whose wiring has other fields."""
     return replace(base, wiring=replace(base.wiring, **changes))
+
+
+def _to_both_sides(n: int, question: Question) -> Question:
+    if question.causal:
+        # `Intent.error` takes this for an interpretation that does not fit.
+        raise ValueError("a causal window has one side")
+    return replace(question, window=n + 1, ahead=n)
+
+
+def looking_back(n: int) -> Mask:
+    """Return the mask of buckets of n keys, in which a query sees its own bucket and the one before."""
+    return rule_mask(lambda b, h, q, k: (q // n == k // n) | (q // n == k // n + 1))
+
+
+WINDOW_CONVENTIONS = (
+    WindowConvention("itself and n keys before it", lambda n, q: replace(q, window=n + 1), one_more=True),
+    WindowConvention("n keys on either side", _to_both_sides, one_more=True),
+    WindowConvention("fewer than n keys on either side", lambda n, q: _to_both_sides(n - 1, q)),
+    # Longformer's attention_window is the whole width.
+    WindowConvention("n // 2 keys on either side", lambda n, q: _to_both_sides(n // 2, q)),
+    # lucidrains/local-attention.
+    WindowConvention(
+        "buckets of n keys, its own and the one before",
+        lambda n, q: replace(q, window=None, rule=looking_back(n)),
+    ),
+    WindowConvention("buckets of n keys", lambda n, q: replace(q, window=None, rule=chunks(n))),
+)
+# "The last `window` keys, itself included": then one key more is a mistake.
+_OWN_KEY = r"(itself|self|its own|the (query|current)('s)?( own)?)"
+_COUNTS_ITSELF = re.compile(
+    rf"\b{_OWN_KEY}( (key|token|position))?,? (is )?(included|counted)|\b(includ|count)ing {_OWN_KEY}\b"
+    r"|\b\w+ ?[-−] ?1 ((previous|earlier|past|preceding) )?(keys|tokens|positions)\b",
+    re.I,
+)
+
+
+def window_conventions(source: str) -> list[WindowConvention]:
+    """Return what else the window of code with this source text may mean."""
+    stated = _COUNTS_ITSELF.search(re.sub(r"[\s#]+", " ", source)) is not None
+    return [c for c in WINDOW_CONVENTIONS if not (stated and c.one_more)]
 
 
 _MASKS: dict[str, Callable[[int, Intent], Intent | None]] = {

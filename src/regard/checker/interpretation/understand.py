@@ -18,7 +18,6 @@ import torch
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.diagnose import diagnose
-from regard.checker.errors import lines_reached
 from regard.checker.interpretation.cases import (
     Cases,
     causal_hypotheses,
@@ -37,13 +36,13 @@ from regard.checker.interpretation.hypotheses import (
     add_feature,
     find_features,
     likeliest,
+    window_conventions,
 )
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
     Observation,
     fitting_intents,
-    window_conventions,
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
@@ -51,7 +50,7 @@ from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.inside import find_inside
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, TensorLayout
 from regard.checker.subject.projections import find_wirings, head_counts
-from regard.checker.subject.source import source_of
+from regard.checker.subject.source import lines_reached, source_of
 from regard.checker.subject.subject import OutputShapeError, Reply, Subject
 
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost

@@ -8,7 +8,6 @@ file knows questions and wirings; it does not know the code under test.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,8 +15,6 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named_masks import chunks
-from regard.attention.masks.named_masks import rule as rule_mask
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Rotation, Wiring
@@ -83,46 +80,6 @@ class WindowConvention:
     words: str  # completes "window: …"
     change: Callable[[int, Question], Question]
     one_more: bool = False  # whether it differs from another convention by one key on a side
-
-
-def _to_both_sides(n: int, question: Question) -> Question:
-    if question.causal:
-        # `Intent.error` takes this for an interpretation that does not fit.
-        raise ValueError("a causal window has one side")
-    return replace(question, window=n + 1, ahead=n)
-
-
-def looking_back(n: int) -> Mask:
-    """Return the mask of buckets of n keys, in which a query sees its own bucket and the one before."""
-    return rule_mask(lambda b, h, q, k: (q // n == k // n) | (q // n == k // n + 1))
-
-
-WINDOW_CONVENTIONS = (
-    WindowConvention("itself and n keys before it", lambda n, q: replace(q, window=n + 1), one_more=True),
-    WindowConvention("n keys on either side", _to_both_sides, one_more=True),
-    WindowConvention("fewer than n keys on either side", lambda n, q: _to_both_sides(n - 1, q)),
-    # Longformer's attention_window is the whole width.
-    WindowConvention("n // 2 keys on either side", lambda n, q: _to_both_sides(n // 2, q)),
-    # lucidrains/local-attention.
-    WindowConvention(
-        "buckets of n keys, its own and the one before",
-        lambda n, q: replace(q, window=None, rule=looking_back(n)),
-    ),
-    WindowConvention("buckets of n keys", lambda n, q: replace(q, window=None, rule=chunks(n))),
-)
-# "The last `window` keys, itself included": then one key more is a mistake.
-_OWN_KEY = r"(itself|self|its own|the (query|current)('s)?( own)?)"
-_COUNTS_ITSELF = re.compile(
-    rf"\b{_OWN_KEY}( (key|token|position))?,? (is )?(included|counted)|\b(includ|count)ing {_OWN_KEY}\b"
-    r"|\b\w+ ?[-−] ?1 ((previous|earlier|past|preceding) )?(keys|tokens|positions)\b",
-    re.I,
-)
-
-
-def window_conventions(source: str) -> list[WindowConvention]:
-    """Return what else the window of code with this source text may mean."""
-    stated = _COUNTS_ITSELF.search(re.sub(r"[\s#]+", " ", source)) is not None
-    return [c for c in WINDOW_CONVENTIONS if not (stated and c.one_more)]
 
 
 @dataclass(frozen=True)

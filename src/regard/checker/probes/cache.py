@@ -16,16 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE, get_mistake
-from regard.checker.errors import error_place
 from regard.checker.oracle.cache_variant import CORRECT_CACHE, CacheVariant
 from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import change_part
-from regard.checker.probes.leaks import find_leak
+from regard.checker.probes.inputs import find_leak
 from regard.checker.session import ADAPTER, CheckSession
-from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
+from regard.checker.subject.continuation import Continuation, Step, continuations
 from regard.checker.subject.inside import InsideWiring
-from regard.checker.subject.source import source_of
+from regard.checker.subject.source import error_place, has_cache, source_of
 from regard.checker.subject.subject import Reply
 
 Cut = tuple[int, ...]  # the sizes of the pieces of a sequence

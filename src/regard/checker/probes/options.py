@@ -208,15 +208,32 @@ def _bias(session: CheckSession, intent: Intent) -> None:
 
 
 def _alignment(session: CheckSession, intent: Intent) -> None:
-    """Check a causal mask with more keys than queries, as a cache needs it.
+    """Check a causal mask, and a window with it, with more keys than queries, as a cache needs them.
 
-    The top-left alignment is only a warning, since a function cannot know whether there is a cache.
+    The top-left alignment is only a warning, since a function cannot know whether there is a cache, unless
+    its own window aligns with the last keys: then the two contradict each other.
     """
-    question = replace(session.cases.plain("causal, T < S", T=3, S=7, seed=53), flag=True)
-    passed = "queries align with the end of the keys, as a cache needs"
+    # A kernel may take only multiples of its block, and must still get more keys than queries.
+    plain = session.cases.plain("causal, T < S", T=6, S=9 + session.cases.multiple, seed=53)
+    T, S = plain.q.shape[-2], plain.k.shape[-2]
+    if T == S:  # a kernel that takes one length for both
+        return
+    given, passed = (
+        f"with {T} queries and {S} keys",
+        "queries align with the end of the keys, as a cache needs",
+    )
+    question = replace(plain, flag=True)
     asked = ask(session, question, intent, passed=passed, refused=f"{question.shapes()} raised")
-    if not asked.agrees:
-        record_wrong(session, asked, intent, "with 3 queries and 7 keys", warning="top-left-causal")
+    mistake, contradicts = "" if asked.agrees else "top-left-causal", False
+    if asked.answer is not None and session.has_passed("window"):
+        n = S - T + 1  # so wide that every query sees a key, wherever the causal mask and the window align
+        ahead = 0 if session.compared.window_is_bounded else None
+        question = replace(question, name="window, T < S", window=n, ahead=ahead)
+        windowed = ask(session, question, intent, passed=passed)
+        both = f"{given} in a window of {n}" + ", which aligns with the last keys" * bool(mistake)
+        contradicts = not windowed.agrees and record_wrong(session, windowed, intent, both, mistake)
+    if not asked.agrees and not contradicts:
+        record_wrong(session, asked, intent, given, warning=mistake)
 
 
 _SCALE = 0.7  # unlike 1/√D of every width

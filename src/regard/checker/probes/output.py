@@ -11,18 +11,21 @@ import re
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.checker.diagnose import diagnose
-from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error, window_conventions
+from regard.checker.interpretation.hypotheses import window_conventions
+from regard.checker.oracle.oracle import TOLERANCE, Observation, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import dependence, name_by_behaviour
+from regard.checker.probes.gradients import output_gradients
 from regard.checker.probes.questions import output_questions
 from regard.checker.probes.wrong_output import WrongOutput, smallest_failure
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
-from regard.checker.subject.call_tensors import MaskForm
+from regard.checker.subject.call_tensors import MaskForm, copy_module
+from regard.checker.subject.inside import InsideSubject
 from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Reply, Subject
 
@@ -332,14 +335,49 @@ def _find_window_convention(session: CheckSession, observations: list[Observatio
 def _check_shared_projection(session: CheckSession) -> None:
     """Find one projection used for several roles: the output is right for these weights, but a mistake."""
     intent = session.understanding.right_intent
-    if intent is None or session.module is None or session.subject.inputs != "x":
+    if intent is None or session.module is None or session.subject.inputs == "qkv":
         return
-    question = session.cases.plain()
     with torch.no_grad():
-        query, key, value = intent.wiring.project(question)
+        query, key, value = intent.wiring.project(session.cases.plain())
     pairs = [(query, key, "query and key"), (key, value, "key and value"), (query, value, "query and value")]
     same = [names for first, second, names in pairs if first.equal(second)]
-    if same:
+    weights = _projections(session)
+    if same and (weights or intent.wiring.key is not None):  # else there are none, as in a first lesson
         names = "query, key and value" if len(same) == 3 else same[0]
-        # Two roles may share a projection on purpose, as queries and keys do in Reformer.
-        session.find("one-projection", "projections", warning=len(same) < 3, names=names)
+        idle = _idle_channels(session, weights)
+        # Two roles may share a projection on purpose, as queries and keys do in Reformer. Then none is idle.
+        warning = len(same) < 3 and not idle
+        session.find("one-projection", "projections", warning=warning, names=names, idle=idle)
+
+
+def _projections(session: CheckSession) -> list[str]:
+    """Return the paths of the weights that queries, keys and values are observed to come from, or could."""
+    inside = session.compared
+    if not isinstance(inside, InsideSubject) or session.module is None:
+        return []
+    weights = {path: weight for path, weight in session.module.named_parameters() if weight.ndim > 1}
+    layers = {place.path for role, place in inside.places.items() if role != "merged"}
+    shapes = {weight.shape for path, weight in weights.items() if path.rpartition(".")[0] in layers}
+    return [path for path, weight in weights.items() if weight.shape in shapes]
+
+
+def _idle_channels(session: CheckSession, paths: list[str]) -> str:
+    """Return which channels of these weights reach no output, as a clause; "" if all do."""
+    runnable, question = session.subject.runnable(session.dtype), session.cases.plain().to(session.dtype)
+    assert runnable is not None
+    module = copy_module(runnable)
+    weights: dict[str, Tensor] = {path: x for path, x in module.named_parameters() if path in paths}
+    before = session.subject.run(question, module=module).answer
+    gradients = "" if before is None else output_gradients(before.output, weights)
+    if before is None or isinstance(gradients, str):
+        return ""
+    for path, axis in itertools.product(weights, (0, 1)):
+        idle = ~gradients[path].movedim(axis, 0).flatten(1).any(1)
+        kept = weights[path].detach().clone()
+        with torch.no_grad():  # a channel without a gradient may be frozen, and not idle
+            weights[path].transpose(axis, -1).add_(idle.to(kept))
+            after = session.subject.run(question, module=module).answer
+            weights[path].copy_(kept)
+        if bool(idle.any()) and after is not None and after.output.equal(before.output):
+            return f", and no output depends on {int(idle.sum())} of {len(idle)} channels of `{path}`"
+    return ""

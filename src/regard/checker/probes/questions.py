@@ -96,7 +96,10 @@ def _refusable_options(
         if "padding" not in names and session.subject.layout not in ("TD", "TC"):
             yield cases.padded(seed=12)
     if flag and session.subject.inputs != "x":
-        yield replace(cases.plain("causal, T < S", T=3, S=7, seed=15), **flag)
+        aligned = replace(cases.plain("causal, T < S", T=3, S=7, seed=15), **flag)
+        yield aligned
+        if "window" in names and "window" not in cases.always:
+            yield replace(aligned, name="window, T < S", window=5)
     # Every switch and every number whose name and default both signatures share.
     own, theirs = (arguments_of(s.subject.target) for s in (session, reference.session))
     known = {*session.subject.arguments.values(), *session.subject.init}

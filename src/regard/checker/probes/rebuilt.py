@@ -20,7 +20,7 @@ from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.understand import understand
 from regard.checker.probes.gradients import gradient_failure, probe_gradients
-from regard.checker.probes.leaks import probe_causality
+from regard.checker.probes.inputs import probe_causality
 from regard.checker.probes.output import probe_output
 from regard.checker.session import COMPARE, CheckSession
 from regard.checker.subject import vocabulary

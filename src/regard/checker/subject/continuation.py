@@ -24,7 +24,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import make_values
 from regard.checker.subject.construct import SIZES, annotated_class, constructor_arguments
-from regard.checker.subject.source import cache_parts
+from regard.checker.subject.source import RESETS, SETS_UP, cache_parts, own_methods, step_methods
 from regard.checker.subject.subject import Subject
 
 # Continues a sequence: step(module, x, state) -> (output, state). The first call gets state=None.
@@ -32,16 +32,6 @@ Step = Callable[[nn.Module, Tensor, Any], tuple[Any, Any]]
 Keywords = Callable[[int, Tensor], dict[str, Any]]  # of a step, by its first position and its input
 MakeCache = Callable[[nn.Module, Tensor], Any]  # for a new sequence that begins with this input
 
-# LLMs-from-scratch has reset_cache.
-_RESET = re.compile(
-    r"^(reset|clear|flush|empty|free)(_(kv|the|inference))?(_?(cache|caches|state|states|past|memory))?$"
-)
-# gpt-fast has setup_caches, LitGPT build_kv_cache, and flash-attn allocate_inference_cache.
-_SETUP = re.compile(r"^(setup|init|allocate|create|enable|make|build|alloc)_?(\w*_)?(cache|caches|kvcache)$")
-_METHOD = re.compile(
-    r"^((forward|attend|decode|generate|infer|inference|run)_)?"
-    r"(step|decode|cached|with_cache|incremental|one|next|token|streaming|inference)(_(step|token|forward))?$"
-)
 _ONE_TOKEN = re.compile(r"step|decode|one|next|token")
 _SWITCH = re.compile(r"^(use|enable|with)_?(kv_?)?cach(e|ing)$|^(kv_)?caching$|^decode_?(mode)?$")
 
@@ -57,26 +47,11 @@ class Continuation:
     explicit: bool = True  # whether an argument or a method asks for the cache
 
 
-def has_cache(subject: Subject) -> str:
-    """Name the argument, attribute or method of a module that looks like a cache; "" if there is none."""
-    module = subject.module
-    if module is None:
-        return ""
-    if "cache" in subject.arguments or "use_cache" in subject.arguments:
-        return f"argument `{subject.arguments.get('cache') or subject.arguments['use_cache']}`"
-    if held := cache_parts(module):
-        return f"attribute `{held[0]}`"
-    methods = [name for name in _methods(module) if _RESET.search(name) or _SETUP.search(name)]
-    # `reset` and `clear` alone may be about anything.
-    methods = [name for name in methods if name not in ("reset", "clear")] or _steps(module)
-    return f"method `{methods[0]}`" if methods else ""
-
-
 def continuations(subject: Subject) -> Iterator[Continuation]:
     """Yield the ways in which a module may continue a sequence, most plausible first."""
     module, names = subject.module, subject.arguments
     assert module is not None
-    for method in _steps(module):  # `module.step(x)` or `module.step(x, cache)`
+    for method in step_methods(module):  # `module.step(x)` or `module.step(x, cache)`
         parameters = list(inspect.signature(getattr(module, method)).parameters)[1:]
         own = {vocabulary.argument(name) or "": (name,) for name in parameters}
         for i, at in enumerate(_at(own.get("start", (None,))[0])[:2]):
@@ -96,7 +71,7 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     on = {p.name: True for p in flags if p.default is False and "cache" in p.name}
     installations = list(_installations(module))
     # Without an installation it would only seem to ignore its cache.
-    kept = bool(cache_parts(module)) or any(map(_SETUP.search, _methods(module)))
+    kept = bool(cache_parts(module)) or any(map(SETS_UP.search, own_methods(module)))
     keeps = installations or ([_begin] if on or switch or kept else [])
     # gpt-fast passes a mask over all slots of its cache.
     slots = int(SIZES["length"]) if installations else None
@@ -220,7 +195,7 @@ def _first_caches(module: nn.Module, name: str, method: str = "forward") -> Iter
     def set_up(method: str, module: nn.Module, x: Tensor) -> Any:
         return _call_with_sizes(getattr(module, method), module, x)
 
-    yield from (partial(set_up, method) for method in filter(_SETUP.search, _methods(module)))
+    yield from (partial(set_up, method) for method in filter(SETS_UP.search, own_methods(module)))
     yield from (lambda module, x: None, lambda module, x: {}, lambda module, x: [])
 
 
@@ -234,23 +209,11 @@ def _cache_kinds(module: nn.Module) -> list[type]:
 
 def _begin(module: nn.Module, x: Tensor) -> None:
     """Create or reset the caches inside a module, if it has methods for that."""
-    methods = _methods(module)
+    methods = own_methods(module)
     # A cache must exist before it can be emptied.
-    for name in [*filter(_SETUP.search, methods), *filter(_RESET.search, methods)]:
+    for name in [*filter(SETS_UP.search, methods), *filter(RESETS.search, methods)]:
         with contextlib.suppress(TypeError, ValueError, RuntimeError, AttributeError):
             _call_with_sizes(getattr(module, name), module, x)
-
-
-def _methods(module: nn.Module) -> list[str]:
-    """Return the public methods that the author of a module wrote."""
-    own = [kind for kind in type(module).__mro__ if kind not in nn.Module.__mro__]
-    return [name for kind in own for name, value in vars(kind).items() if inspect.isfunction(value)]
-
-
-def _steps(module: nn.Module) -> list[str]:
-    """Return the methods that continue a sequence by their name."""
-    names = [name for name in _methods(module) if _METHOD.search(name.strip("_"))]
-    return [name for name in names if len(inspect.signature(getattr(module, name)).parameters) > 0]
 
 
 def _split_result(result: Any, x: Tensor, pair: bool) -> tuple[Tensor, Any]:

@@ -90,19 +90,23 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
         role = "qkv" if fused else vocabulary.projection(path)
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
-        bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
+        bias: Tensor | None = parameters.get(f"{owner_path}.bias") if layer else None
+        bias = _bare_bias(parameters, path, role) if bias is None else bias
         if matrices := tuple(_matrices(weight, owner if layer else None, role)):
             yield _Weight(path, matrices, bias, role)
 
 
 def _bare_bias(parameters: dict[str, nn.Parameter], path: str, role: str | None) -> Tensor | None:
-    """Return the bias that belongs to a bare parameter: of the same role, in the same module."""
+    """Return the bias that belongs to a bare parameter: the other one of its layer, or of the same role."""
     place = path.rpartition(".")[0]
-    for other, tensor in parameters.items():
-        same_place = other.rpartition(".")[0] == place
-        if tensor.ndim <= 2 and same_place and role is not None and _bias_role(other) == role:
+    beside = {p: x for p, x in parameters.items() if p.rpartition(".")[0] == place and p != path}
+    # `kernel` and `offset`, or `w` and `b` in the Conv1D of openai/finetune-transformer-lm.
+    if place and len(beside) == 1:
+        return next(iter(beside.values())).flatten()
+    for other, tensor in beside.items():
+        if tensor.ndim <= 2 and role is not None and _bias_role(other) == role:
             return tensor.flatten()  # (H·D,), or (H, D) beside (H, C, D)
-        if tensor.ndim == 1 and same_place and role in _ROLES and _bias_role(other) == "qkv":
+        if tensor.ndim == 1 and role in _ROLES and _bias_role(other) == "qkv":
             return tensor.chunk(3)[_ROLES.index(role)]  # one bias beside three weights: nn.MultiheadAttention
     return None
 

@@ -1,4 +1,4 @@
-"""The author's source text, the numbers in it, the state that it keeps, and the names of a model's parts.
+"""The author's source text: numbers in it, the state that it keeps, names of parts, and where an error arose.
 
 A number is only a candidate, for a window, a cap or a rotary base. It counts once the oracle has reproduced
 the code's numbers with it.
@@ -16,10 +16,12 @@ import operator
 import re
 import textwrap
 import tokenize
+import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -215,6 +217,45 @@ def cache_parts(module: nn.Module) -> list[str]:
     return [f"{path}.{name}".lstrip(".") for path, name in names if vocabulary.is_cache(name)]
 
 
+# LLMs-from-scratch has reset_cache.
+RESETS = re.compile(
+    r"^(reset|clear|flush|empty|free)(_(kv|the|inference))?(_?(cache|caches|state|states|past|memory))?$"
+)
+# gpt-fast has setup_caches, LitGPT build_kv_cache, and flash-attn allocate_inference_cache.
+SETS_UP = re.compile(r"^(setup|init|allocate|create|enable|make|build|alloc)_?(\w*_)?(cache|caches|kvcache)$")
+_METHOD = re.compile(
+    r"^((forward|attend|decode|generate|infer|inference|run)_)?"
+    r"(step|decode|cached|with_cache|incremental|one|next|token|streaming|inference)(_(step|token|forward))?$"
+)
+
+
+def has_cache(subject: Subject) -> str:
+    """Name the argument, attribute or method of a module that looks like a cache; "" if there is none."""
+    module = subject.module
+    if module is None:
+        return ""
+    if "cache" in subject.arguments or "use_cache" in subject.arguments:
+        return f"argument `{subject.arguments.get('cache') or subject.arguments['use_cache']}`"
+    if held := cache_parts(module):
+        return f"attribute `{held[0]}`"
+    methods = [name for name in own_methods(module) if RESETS.search(name) or SETS_UP.search(name)]
+    # `reset` and `clear` alone may be about anything.
+    methods = [name for name in methods if name not in ("reset", "clear")] or step_methods(module)
+    return f"method `{methods[0]}`" if methods else ""
+
+
+def own_methods(module: nn.Module) -> list[str]:
+    """Return the public methods that the author of a module wrote."""
+    own = [kind for kind in type(module).__mro__ if kind not in nn.Module.__mro__]
+    return [name for kind in own for name, value in vars(kind).items() if inspect.isfunction(value)]
+
+
+def step_methods(module: nn.Module) -> list[str]:
+    """Return the methods that continue a sequence by their name."""
+    names = [name for name in own_methods(module) if _METHOD.search(name.strip("_"))]
+    return [name for name in names if len(inspect.signature(getattr(module, name)).parameters) > 0]
+
+
 def model_sentence(parts: list[str]) -> str:
     """Return what to do with a model that holds these attentions."""
     shown = re.sub(r"\.(\d+)", r"[\1]", parts[0])
@@ -288,3 +329,39 @@ class FunctionState:
             for part in value.values() if isinstance(value, dict) else value:
                 if isinstance(part, Tensor):
                     self._remember(part)
+
+
+def error_place(error: BaseException | None, target: Callable[..., Any]) -> str:
+    """Return " (kernel.py, line 31)", the last line of the author's file on the way to an error, or ""."""
+    frames = _author_frames(error, target)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+def lines_reached(error: BaseException | None, target: Callable[..., Any]) -> int:
+    """Return the line of the function under test, or of the forward pass, at which an error left it.
+
+    0 if it did not even begin. Of several attempts to call the code, the one that reached the last line is
+    the one whose error tells the author most.
+    """
+    code = _called_code(target)
+    inside = [f.lineno or 0 for f in _author_frames(error, target) if code and f.name == code.co_name]
+    return inside[0] if inside else 0
+
+
+def _author_frames(error: BaseException | None, target: Callable[..., Any]) -> list[traceback.FrameSummary]:
+    """Return the frames of an error and then of its causes that are in the file of the code under test."""
+    code, seen = _called_code(target), list[BaseException]()
+    # Triton's interpreter wraps a kernel's error. A chain of causes may be a circle.
+    while error is not None and error not in seen:
+        seen.append(error)
+        error = error.__cause__
+    frames = [frame for error in seen for frame in traceback.extract_tb(error.__traceback__)]
+    return [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+
+
+def _called_code(target: Callable[..., Any]) -> types.CodeType | None:
+    while isinstance(target, functools.partial):
+        target = target.func
+    # The forward pass, if it is a module.
+    code = getattr(getattr(type(target), "forward", inspect.unwrap(target)), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
