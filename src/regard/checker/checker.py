@@ -49,7 +49,7 @@ from regard.checker.subject.adapt import adapt, add_promises
 from regard.checker.subject.kernel_recognition import prepare_interpreter
 from regard.checker.subject.source import attention_parts, error_place, model_sentence
 from regard.checker.subject.subject import Subject
-from regard.checker.whole_models.model_run import find_model
+from regard.checker.whole_models.model_inputs import find_model
 
 
 def check(

@@ -22,9 +22,10 @@ from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt, add_promises
-from regard.checker.subject.call_tensors import arguments_of, spell
+from regard.checker.subject.call_tensors import spell
 from regard.checker.subject.construct import SIZES, constructor_arguments
 from regard.checker.subject.subject import Subject
+from regard.checker.subject.vocabulary import arguments_of
 
 # The layouts of functions on split heads.
 HEADS = ("BHTD", "BTHD", "BTD", "TD")

@@ -34,9 +34,10 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, AttentionVariant
 from regard.checker.oracle.wiring import Wiring, split_heads
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import arguments_of, arrange
+from regard.checker.subject.call_tensors import arrange
 from regard.checker.subject.kernel_layouts import pack, unpack
 from regard.checker.subject.kernel_recognition import recognize_layouts
+from regard.checker.subject.vocabulary import arguments_of
 
 ROLES = ("query", "key", "value")
 

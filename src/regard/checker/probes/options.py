@@ -30,9 +30,10 @@ from regard.checker.probes.gradients import NO_GRADIENT, bias_gradient_failure, 
 from regard.checker.probes.numbers import check_extreme, extreme_size
 from regard.checker.probes.wrong_output import describe_failure
 from regard.checker.session import CheckSession, ComparedAnswer
-from regard.checker.subject.call_tensors import SEQUENCES, parameters_of
+from regard.checker.subject.call_tensors import SEQUENCES
 from regard.checker.subject.source import prose_of
 from regard.checker.subject.subject import Subject
+from regard.checker.subject.vocabulary import parameters_of
 
 
 def ask(

@@ -15,8 +15,9 @@ from torch import Tensor
 from regard.checker.oracle.oracle import TOLERANCE, Observation
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession, Reference
-from regard.checker.subject.call_tensors import SEQUENCES, arguments_of
+from regard.checker.subject.call_tensors import SEQUENCES
 from regard.checker.subject.source import block_sizes
+from regard.checker.subject.vocabulary import arguments_of
 
 
 def output_questions(session: CheckSession) -> tuple[list[Question], list[Question]]:

@@ -25,9 +25,10 @@ from regard.checker.probes.output import probe_output
 from regard.checker.session import COMPARE, CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.call_tensors import SEQUENCES, arguments_of, parameters_of
+from regard.checker.subject.call_tensors import SEQUENCES
 from regard.checker.subject.construct import SIZES
 from regard.checker.subject.subject import Subject
+from regard.checker.subject.vocabulary import arguments_of, parameters_of
 
 
 def rebuild(

@@ -23,8 +23,8 @@ from regard.checker.probes.rebuilt import check_output, rebuild
 from regard.checker.reports.evidence import function_calls
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import arguments_of, parameters_of
 from regard.checker.subject.source import BLOCK_NAME, block_sizes, whole_numbers
+from regard.checker.subject.vocabulary import arguments_of, parameters_of
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
 ROTATED = 300  # with rotary positions: bfloat16 has the whole numbers up to 256 only

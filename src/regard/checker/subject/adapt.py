@@ -17,19 +17,12 @@ from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import (
-    MaskForm,
-    RotaryTables,
-    arguments_of,
-    copy_module,
-    is_required,
-    missing_argument,
-    parameters_of,
-)
+from regard.checker.subject.call_tensors import MaskForm, RotaryTables, copy_module
 from regard.checker.subject.construct import SIZES, build
 from regard.checker.subject.kernel_recognition import recognize_layouts
 from regard.checker.subject.source import FunctionState
 from regard.checker.subject.subject import Subject
+from regard.checker.subject.vocabulary import arguments_of, is_required, missing_argument, parameters_of
 
 # Values for required arguments, by their meaning, that ask for plain attention.
 _NEUTRAL: dict[str, Any] = dict.fromkeys(("mask", "padding", "bias", "cache", "context"))

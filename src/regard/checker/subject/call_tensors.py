@@ -9,7 +9,6 @@ a shell too: `--call pe=randn(T,C)`.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
@@ -127,53 +125,6 @@ def tensors_in_result(result: Any) -> list[Tensor]:
     values = vars(result) if hasattr(result, "__dataclass_fields__") else result
     parts = values.values() if isinstance(values, dict) else values
     return [x for x in parts if isinstance(x, Tensor)] if isinstance(values, dict | list | tuple) else []
-
-
-def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, or of a class's constructor; none if they cannot be read."""
-    try:
-        return dict(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        return {}
-
-
-def is_required(parameter: inspect.Parameter) -> bool:
-    """Return whether an argument has no default."""
-    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variable
-
-
-def missing_argument(name: str, key: str) -> str:
-    """Say how to pass an argument of a call that cannot be guessed."""
-    return (
-        f"{name} needs `{key}` in its call, which cannot be guessed: pass it with --call {key}=…, or "
-        f"check({name}, call={{{key!r}: …}}); a tensor by its shape, as {key}=randn(B,T)"
-    )
-
-
-def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, or of a module's forward pass."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    three = {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}
-    # This function is written in C and has no signature.
-    if target is F.scaled_dot_product_attention:
-        optional = {
-            "attn_mask": None,
-            "dropout_p": 0.0,
-            "is_causal": False,
-            "scale": None,
-            "enable_gqa": False,
-        }
-        return three | {name: inspect.Parameter(name, kind, default=x) for name, x in optional.items()}
-    function = target.forward if isinstance(target, nn.Module) else target
-    function = getattr(function, "_init_fn", function)  # of an operator made by torch.library.custom_op
-    try:
-        parameters = dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return three
-    # A wrapper of (*args, **kwargs) says nothing; three tensors are likeliest.
-    named = any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
-    return parameters if named or not parameters else three
 
 
 # What each kind of mask holds, in words, where a key is visible and where it is hidden.

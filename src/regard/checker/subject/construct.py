@@ -22,7 +22,7 @@ from torch import nn
 
 from regard.checker.errors import CheckError, error_line
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import parameters_of
+from regard.checker.subject.vocabulary import parameters_of
 
 _GUESSES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 SIZES: dict[str, Any] = _GUESSES["sizes"]

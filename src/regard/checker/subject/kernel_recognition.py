@@ -26,8 +26,9 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import is_required, missing_argument, parameters_of, to_device
+from regard.checker.subject.call_tensors import to_device
 from regard.checker.subject.kernel_layouts import KernelLayout, TensorLayout, find_optional, find_shape
+from regard.checker.subject.vocabulary import is_required, missing_argument, parameters_of
 
 _OPTIONS = {"causal", "window", "softcap", "scale", "lse", "mask", "dropout", "training", "weights", "sinks"}
 _OPTIONS |= {"splits", "left window", "right window"}

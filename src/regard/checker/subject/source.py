@@ -206,6 +206,36 @@ def attention_parts(module: nn.Module) -> list[str]:
     return found
 
 
+def is_block(module: nn.Module) -> bool:
+    """Return whether a module has layers around a part that may be an attention, such as an MLP.
+
+    An attention module has its projections, of known names, and at most one that follows the heads.
+    """
+    matrices = [path for path, p in module.named_parameters() if p.ndim > 1]
+    for path, part in module.named_modules():
+        inside = [p for p in part.parameters() if p.ndim > 1]
+        if not path or len(inside) < 2 or isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            continue
+        outside = [vocabulary.projection(p) for p in matrices if not p.startswith(f"{path}.")]
+        if None in outside or outside.count("out") > 1:
+            return True
+    return False
+
+
+def attention_unit(model: nn.Module, path: str) -> str:
+    """Return the path of the attention module that a call belongs to: of all heads, with its projections."""
+    unit = path.partition("#")[0]
+    parent = unit
+    while parent:
+        parent = parent.rpartition(".")[0]
+        part = model.get_submodule(parent)
+        if not parent or is_block(part):
+            break
+        if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            unit = parent
+    return unit
+
+
 def cache_parts(module: nn.Module) -> list[str]:
     """Return the paths of a module's attributes, buffers and parts that are named like a cache."""
     # vars() of a module holds all its buffers in one dict, and so its parts, not by their names.

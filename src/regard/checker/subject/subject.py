@@ -29,15 +29,14 @@ from regard.checker.subject.call_tensors import (
     copy_module,
     from_arrays,
     in_dtype,
-    is_required,
     make_values,
-    parameters_of,
     spell,
     tensors_in_result,
     to_device,
 )
 from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout
 from regard.checker.subject.source import FunctionState, cache_parts
+from regard.checker.subject.vocabulary import is_required, parameters_of
 from regard.support.torch_internals import TorchDispatchMode, tree_leaves
 
 _LIBRARIES = ("torch", "numpy", "einops", "triton")  # whose errors are about their own arguments

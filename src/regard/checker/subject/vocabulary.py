@@ -1,15 +1,19 @@
-"""The names that authors use: how arguments, sizes and projections are recognised.
+"""The names that authors use: signatures, and how arguments, sizes and projections are recognised.
 
 A name is only a first guess, which is verified by running the code (see `understand` and `projections`).
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 
@@ -31,6 +35,53 @@ def argument(name: str) -> str | None:
 def size(name: str) -> str | None:
     """Return the meaning of a constructor's argument or a module's attribute, "heads" for `n_head`."""
     return _SIZE_OF.get(name) or _SIZE_OF.get(name.lower().strip("_"))
+
+
+def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function, or of a class's constructor; none if they cannot be read."""
+    try:
+        return dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether an argument has no default."""
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variable
+
+
+def missing_argument(name: str, key: str) -> str:
+    """Say how to pass an argument of a call that cannot be guessed."""
+    return (
+        f"{name} needs `{key}` in its call, which cannot be guessed: pass it with --call {key}=…, or "
+        f"check({name}, call={{{key!r}: …}}); a tensor by its shape, as {key}=randn(B,T)"
+    )
+
+
+def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function, or of a module's forward pass."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    three = {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}
+    # This function is written in C and has no signature.
+    if target is F.scaled_dot_product_attention:
+        optional = {
+            "attn_mask": None,
+            "dropout_p": 0.0,
+            "is_causal": False,
+            "scale": None,
+            "enable_gqa": False,
+        }
+        return three | {name: inspect.Parameter(name, kind, default=x) for name, x in optional.items()}
+    function = target.forward if isinstance(target, nn.Module) else target
+    function = getattr(function, "_init_fn", function)  # of an operator made by torch.library.custom_op
+    try:
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return three
+    # A wrapper of (*args, **kwargs) says nothing; three tensors are likeliest.
+    named = any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+    return parameters if named or not parameters else three
 
 
 def by_meaning(names: Iterable[str], meaning: Callable[[str], str | None]) -> dict[str, str]:

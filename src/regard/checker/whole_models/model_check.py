@@ -9,11 +9,15 @@ as its masks promise.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
@@ -26,16 +30,16 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.reports.report import Check, Diagnosis, LayerVerdict, Report
 from regard.checker.subject import vocabulary
-from regard.checker.whole_models.model_run import ModelRun, batch_first_words, calls_by_unit
-from regard.checker.whole_models.promises import (
+from regard.checker.subject.source import attention_parts, attention_unit
+from regard.checker.whole_models.model_run import (
     Findings,
+    ModelRun,
     check_batch,
     check_causality,
-    check_cross_attention,
     check_padding,
-    check_shared_tensors,
     check_training,
-    check_window,
+    fail_by,
+    stack_of,
 )
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 
@@ -199,7 +203,7 @@ def check_model(
 
 
 def _report_layers(run: ModelRun, judge: LayerJudge) -> Report:
-    layers = [judge.judge(unit, calls) for unit, calls in calls_by_unit(run).items()]
+    layers = [judge.judge(unit, calls) for unit, calls in _calls_by_unit(run).items()]
     report = Report(f"{run.name} ({_count(layers)})", [f"reads {run.inputs}"], layers=layers)
     report.diagnoses = list(judge.diagnoses.values())
     for layer in layers:
@@ -213,20 +217,32 @@ def _report_layers(run: ModelRun, judge: LayerJudge) -> Report:
         report.checks.append(Check("output", "passed", "of every layer, under the mask in effect"))
     if run.inputs.endswith("(T, B, C)"):
         report.equals = "a block on (T, B, C)"
-        if (stated := batch_first_words(run.module)) and not report.undecided:
+        if (stated := _batch_first_words(run.module)) and not report.undecided:
             report.undecided = (
                 f"it attends over the first axis, as on (T, B, C), and its source says {stated}"
             )
     return report
 
 
+def _batch_first_words(module: nn.Module) -> str:
+    """Return the words by which the source of a block says that it takes (batch, time, …); "" if none do."""
+    try:
+        source = inspect.getsource(type(module))
+    except (OSError, TypeError):  # a class made at a prompt
+        return ""
+    batch, time = r"(?:b|bs|bsz|batch(?:_?size)?)", r"(?:t|l|s|time\w*|\w*seq\w*|\w*len\w*|tokens?)"
+    stated = re.search(rf"[(\[]\s*{batch}\s*,\s*{time}\s*,[^)\]]*[)\]]", source, re.IGNORECASE)
+    opposite = re.search(rf"[(\[]\s*{time}\s*,\s*{batch}\s*,", source, re.IGNORECASE)
+    return stated[0] if stated and not opposite else ""
+
+
 def _promises(run: ModelRun, report: Report, causal: bool | None, window: int | None) -> Findings:
     """Yield what a report says beside its layers."""
-    yield from check_window(run, window)
+    yield from _check_window(run, window)
     yield from check_causality(run, causal)
     yield from check_batch(run)
-    yield from check_cross_attention(run)
-    yield from check_shared_tensors(run)
+    yield from _check_cross_attention(run)
+    yield from _check_shared_tensors(run)
     if any(check.name == "causality" for check in report.passed):
         yield from check_training(run)
     yield from check_padding(run)
@@ -235,6 +251,76 @@ def _promises(run: ModelRun, report: Report, causal: bool | None, window: int | 
     if cache := next((name for name in run.parameters if vocabulary.argument(name) == "cache"), None):
         how = f"generate with `{cache}` and without, and compare: positions may be off under it"
         yield Check("cache", "untried", how)
+
+
+def _calls_by_unit(run: ModelRun) -> dict[str, list[Call]]:
+    """Return the calls of every attention module, and the modules called attention that made none."""
+    units: dict[str, list[Call]] = {}
+    for name, call in run.calls:
+        units.setdefault(attention_unit(run.module, name), []).append(call)
+    for path in attention_parts(run.module):
+        related = any(f"{path}.".startswith(f"{u}.") or f"{u}.".startswith(f"{path}.") for u in units)
+        if not related:
+            units[path] = []
+    return units
+
+
+def _check_window(run: ModelRun, window: int | None) -> Findings:
+    """Check that some layer has the window that the caller promised."""
+    if window is None:
+        return
+    if window in [call.mask.window_size() for _, call in run.attention]:
+        yield Check("window", "passed")
+    else:
+        yield from fail_by("window", f"no layer has a window of {window} keys", "window-dropped")
+
+
+def _check_cross_attention(run: ModelRun) -> Findings:
+    """Say if a decoder sees the other text under a causal mask, as only simultaneous translation does."""
+    for name, call in run.attention:
+        if call.k.shape[-2] == run.memory and call.mask.is_causal:
+            unit = attention_unit(run.module, name)
+            how = "pass it no causal mask, unless the model translates while it reads"
+            what = f"cross-attention to the whole of the other text (`{unit}` is causal)"
+            yield Check(what, "untried", how)
+            return
+
+
+def _check_shared_tensors(run: ModelRun) -> Findings:
+    """Say if a tensor that every layer of a stack gets, such as rotary angles, is changed on the way.
+
+    Hidden states may be changed in place, and so may what depends on tokens: a pair representation, a cache.
+    """
+    first: dict[tuple[str, str, int], tuple[Tensor, Tensor, str]] = {}  # the tensor, its value, its layer
+    changed: dict[str, tuple[str, str, str]] = {}
+
+    def look(unit: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = list(inspect.signature(module.forward).parameters)
+        values = [*zip(names[1:], args[1:], strict=False), *kwargs.items()]  # without the hidden states
+        for name, value in values:
+            for x in value if isinstance(value, tuple | list) else (value,):
+                if not isinstance(x, Tensor) or x.numel() < 2:
+                    continue
+                if x.ndim > 2 and x.shape[0] == run.draw(0).shape[0]:  # it may depend on tokens
+                    continue
+                # The tensor is kept, too, so that its id is not given to another one.
+                before, copy, layer = first.setdefault((stack_of(unit), name, id(x)), (x, x.clone(), unit))
+                if before is x and layer != unit and not torch.equal(copy, x):
+                    changed.setdefault(stack_of(unit), (name, layer, unit))
+
+    hooks = [
+        run.module.get_submodule(unit).register_forward_pre_hook(partial(look, unit), with_kwargs=True)
+        for unit in _calls_by_unit(run)
+        if unit
+    ]
+    try:
+        run.outputs(run.draw(0))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, layer, unit in changed.values():
+        what = f"comparison of `{name}`, which is changed in place between `{layer}` and `{unit}`"
+        yield Check(what, "untried", "give every layer its own copy, or change it for none")
 
 
 def _count(layers: list[LayerVerdict]) -> str:
