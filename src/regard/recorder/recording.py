@@ -23,14 +23,13 @@ from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.generation.strips import (
     Strip,
-    StripCall,
     StripMasks,
     StripStep,
     batch_order,
     padding_of_strips,
     take_back_guesses,
 )
-from regard.recorder.layer import Layer, LayerId, LayerList, shard_evidence
+from regard.recorder.layer import LayerId, LayerList, shard_evidence
 from regard.recorder.map_preparation import MaskCopies, without_autocast, without_gradients
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
@@ -99,7 +98,7 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers of heads, got {list(heads)}")
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
-        self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
+        self.dtype, self.verify, self.join_calls = dtype, verify, join_calls
         self.overviews, self.keeps_arguments = overviews, verify
         self.probed: Mapping[str, str | None] = {}
         """By layer name: why its axes are not the tokens, or None, where tokens were changed to see it."""
@@ -111,14 +110,14 @@ class Recording(CallReceiver):
             shard=shard,
             residual=None if stream is None else ResidualStream(),
         )
-        self._waiting = WaitingCalls(self.store, dtype, overviews)
+        self._waiting = WaitingCalls(self.store, dtype, values, overviews)
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
         self._mask_copies = MaskCopies()
         self._strips: dict[Slot, Strip] = {}
         # What this forward pass adds to its layers.
-        self._additions: list[tuple[Strip, StripStep, StripCall]] = []
+        self._additions: list[tuple[Strip, StripStep, JudgedCall]] = []
         self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
         self._prompt: int | None = None  # of the generation to which this forward pass belongs
         self._guesses: Any = None  # the cache of a model that was given several tokens after others
@@ -161,7 +160,7 @@ class Recording(CallReceiver):
     def _amend(self, slot: Slot, **reasons: Any) -> None:
         """Add reasons to the evidence of the layer that is being recorded, where it has none."""
         with self._lock:
-            self._waiting.amend(slot, **reasons)
+            self._judge_waiting()
             if (strip := self._strips.get(slot)) is not None:
                 new = {name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()}
                 strip.evidence = dataclasses.replace(strip.evidence, **new)
@@ -219,42 +218,29 @@ class Recording(CallReceiver):
             return
         # The comparison is not the model's, and is to cost as little as it can.
         with token_order.Pause(), DisableTorchFunction(), without_gradients(), without_autocast(device):
-            for judged in self._waiting.judge(lambda slot: slot not in self._strips):
-                self._add_call(judged)
+            for call in self._waiting.judge(lambda slot: slot not in self._strips):
+                self._add_call(call)
 
-    def _add_call(self, judged: JudgedCall) -> None:
+    def _add_call(self, call: JudgedCall) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
-        (slot, layer_id, call, _, local), (selected, indices, value_heads), v, evidence, summary = judged
-        values = v[:, value_heads] if self.values else None
-        placement = call.placement
-        if placement is not None and not isinstance(value_heads, slice):
-            placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in value_heads))
-        began = ended = None
-        if call.recurrence is not None:
-            states = (call.recurrence.initial_state, call.recurrence.final_state)
-            began, ended = (x if x is None or local is None else x[:, local] for x in states)
-
         # A call that continues the layer's earlier calls is added to them; any other starts a new layer, and
         # if the layer exists already, a new pass.
-        strip = self._strips.get(slot)
-        step = None
-        if strip is not None and self.join_calls and call.whole_mask is None:
-            step = StripStep("beside") if call.part == "beside" else strip.step(selected, began)
+        strip, step = self._strips.get(call.slot), None
+        if strip is not None and self.join_calls and call.is_whole:
+            step = StripStep("beside") if call.part == "beside" else strip.step(call.map, call.began)
             if step is not None and step.kept is not None and self.stream is not None:
                 step = None  # what the residual stream has added cannot be taken back
-        if step is None and began is not None and bool(began.any()):
-            evidence = dataclasses.replace(evidence, problem=evidence.problem or EARLIER_STATE)
-        heads = call.numbers(indices)
-        layer = Layer(*layer_id, selected, evidence, heads, values, summary, placement)
-        heard = StripCall(slot, layer, ended)
+        if step is None and call.began is not None and bool(call.began.any()):
+            problem = call.layer.evidence.problem or EARLIER_STATE
+            call.layer.evidence = dataclasses.replace(call.layer.evidence, problem=problem)
         if strip is None or step is None:
             if strip is not None:
                 self._finish_pass()
-            self._start_strip(heard)
+            self._start_strip(call)
         elif call.part is not None:
-            strip.extend(step, heard, None, self._joined_masks.join(strip, step, heard, None))
+            strip.extend(step, call, None, self._joined_masks.join(strip, step, call, None))
         else:
-            self._additions.append((strip, step, heard))
+            self._additions.append((strip, step, call))
 
     def _selected_heads(self, call: AttentionCall) -> list[int] | None:
         """Return the indices of the selected heads that this rank has; None for all of a call's heads."""
@@ -265,11 +251,11 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers from 0 to {total - 1}, got {list(self.heads)}")
         return call.local_heads(self.heads)
 
-    def _start_strip(self, call: StripCall) -> None:
+    def _start_strip(self, call: JudgedCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
         stored = self.store.put(call.layer)
         self.seen.layers.append(stored)
-        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.map, call.state)
+        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.map, call.ended)
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
