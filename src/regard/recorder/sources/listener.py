@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.attention.context_parallel.ring import ring_listeners
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
@@ -45,9 +46,17 @@ from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.layer_names import number_in
 from regard.recorder.sources.structure_of_models.model_parts import KnownModel
-from regard.support.override import MethodWrappers
+from regard.recorder.sources.transformers_library import transformers_interface
+from regard.support.override import MethodWrappers, SharedOverride
 from regard.support.torch_internals import current_transform
 
+SOURCES = (sdpa, attend_function, torch_mha, transformers_interface, linear_attention)
+"""Each says by `replacements(model)` which functions it wraps while a block is open.
+
+What wraps a function passes its calls to the listeners of the context that makes them; without any it changes
+nothing.
+"""
+_override = SharedOverride()
 SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
     "name num_heads in the module"
@@ -200,16 +209,11 @@ def attached(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers
     run_fused = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
     for name in parts.fused:
         wrappers.add(modules[name], "forward", run_fused)
+    linear_attention.watch_lightning(model, listener.take, wrappers)
     with ExitStack() as undo:
         undo.enter_context(evicted_keys.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
-        for intercepted in (sdpa, attend_function, torch_mha):
-            undo.enter_context(intercepted.intercepted())
-        if parts.pretrained:
-            from regard.recorder.sources.transformers_library import transformers_interface
-
-            undo.enter_context(transformers_interface.intercepted())
-        if not receiver.is_editor and parts.linear:
-            linear = [modules[name] for name in parts.linear]
-            undo.enter_context(linear_attention.intercepted(linear, listener.take, wrappers))
+        undo.enter_context(ring_listeners.added(attend_function.hear_ring))
+        replacements = (row for source in SOURCES for row in source.replacements(model))
+        undo.enter_context(_override.opened(replacements))
         undo.enter_context(open_listeners.added(listener))
         yield

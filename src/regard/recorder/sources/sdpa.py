@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -54,8 +54,9 @@ from regard.recorder.sources.structure_of_models.head_order import (
     note_axes,
     unpack,
 )
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.sources.structure_of_models.module_kinds import FUSED_OPERATORS
-from regard.support.override import SharedOverride
+from regard.support.override import Replacement
 from regard.support.torch_internals import (
     any_autocast_enabled,
     current_function_mode,
@@ -75,21 +76,16 @@ FLASH: int = SDPBackend.FLASH_ATTENTION.value
 LEAVING = {"numpy", "__array__", "tolist", "__dlpack__"}
 """Functions by which a tensor leaves PyTorch."""
 
-_override = SharedOverride()
 
-
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While any such block is open, the function is intercepted under its public name.
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the function under its public name.
 
     Transformers' and PyTorch's own code call it by that name, and run without the mode: it would cost each
     operation 10 µs, and PyTorch's modules would leave their fused kernels. All other code runs in the mode.
     """
-    with _override.opened():
-        # PyTorch's context parallelism puts a function of its own there, which has to run.
-        if functional.scaled_dot_product_attention is original:
-            _override.replace(functional, original.__name__, lambda _: observed_attention)
-        yield
+    # PyTorch's context parallelism puts a function of its own there, which has to run.
+    if functional.scaled_dot_product_attention is original:
+        yield Replacement(functional, original.__name__, lambda _: observed_attention)
 
 
 def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

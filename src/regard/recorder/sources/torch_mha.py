@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -36,26 +35,20 @@ from regard.recorder.sources.call_listeners import (
 )
 from regard.recorder.sources.mask_tensors import as_rule
 from regard.recorder.sources.structure_of_models.calling_modules import calling_module
-from regard.support.override import SharedOverride
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
+from regard.support.override import Replacement
 
 NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"
 
 
-_override = SharedOverride()
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the functions that compute PyTorch's attention.
 
-
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While any capture is open, the functions that compute PyTorch's attention are intercepted.
-
-    They are replaced, and modules not hooked: PyTorch leaves its fast path if it finds a hook. The wrappers
-    notify the listeners of their own context; without any they change nothing.
+    They are replaced, and modules not hooked: PyTorch leaves its fast path if it finds a hook.
     """
-    with _override.opened():
-        _override.replace(functional, "multi_head_attention_forward", _with_weights)
-        _override.replace(torch, "_native_multi_head_attention", _fused_attention)
-        _override.replace(torch, "_transformer_encoder_layer_fwd", _fused_layer)
-        yield
+    yield Replacement(functional, "multi_head_attention_forward", _with_weights)
+    yield Replacement(torch, "_native_multi_head_attention", _fused_attention)
+    yield Replacement(torch, "_transformer_encoder_layer_fwd", _fused_layer)
 
 
 _signature = inspect.signature(functional.multi_head_attention_forward)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,19 +33,20 @@ from regard.recorder.sources.call_listeners import (
 from regard.recorder.sources.mask_tensors import Origin, origins
 from regard.recorder.sources.sdpa_call import repeats_heads
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
 from regard.support.lru import LRUCache
-from regard.support.override import SharedOverride
+from regard.support.override import Replacement
 
-_override = SharedOverride()
 # By id, which is the function's own as long as what wraps it is here.
 _wrapped: LRUCache[Callable[..., Any]] = LRUCache(64)
 
 
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While any such block is open, calls through the interface go to the listeners of their context."""
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the methods by which a model of Transformers gets its attention function and its masks."""
+    if not model.parts.pretrained:
+        return
     import transformers
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -58,12 +58,10 @@ def intercepted() -> Iterator[None]:
             'pip install --upgrade "transformers>=5.2"'
         )
     register()
-    with _override.opened():
-        _override.replace(AttentionInterface, "get_interface", _return_observed)
-        # Most models call `get_interface`; EdgeTAM and others index the interface.
-        _override.replace(AttentionInterface, "__getitem__", _return_observed)
-        _override.replace(AttentionMaskInterface, "__getitem__", _get_mask_function)
-        yield
+    yield Replacement(AttentionInterface, "get_interface", _return_observed)
+    # Most models call `get_interface`; EdgeTAM and others index the interface.
+    yield Replacement(AttentionInterface, "__getitem__", _return_observed)
+    yield Replacement(AttentionMaskInterface, "__getitem__", _get_mask_function)
 
 
 def _return_observed(get: Callable[..., Any]) -> Callable[..., Any]:
