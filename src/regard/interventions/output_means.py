@@ -89,11 +89,11 @@ class OutputSums(CallReceiver):
             _, layer_id = self._locate(layer_id, call)
         if isinstance(call, UnreadableCall):
             raise RuntimeError(f"layer {layer_id.key} has no output to average: {call.reason}")
-        output = call.output if call.used is None else call.used  # (B, H, T, E)
+        B, _, T, _ = call.used.shape
         # Sums over many tokens would lose digits in the model's precision.
-        total = output.detach().double().sum((0, 2))
+        total = call.used.detach().double().sum((0, 2))
         self._sums[layer_id.key] = self._sums.get(layer_id.key, 0) + total
-        self._counts[layer_id.key] = self._counts.get(layer_id.key, 0) + output.shape[0] * output.shape[2]
+        self._counts[layer_id.key] = self._counts.get(layer_id.key, 0) + B * T
         return call
 
     def means(self) -> dict[int | str, Tensor]:

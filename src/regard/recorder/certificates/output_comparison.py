@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.maps.tile_passes.large_heads import has_large_lse, no_large_heads
+from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import OWN_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.certificates.row_products import multiply_rows, visible_keys
 from regard.recorder.summary import batch_kind, join_maps
@@ -79,6 +80,13 @@ def examine(
     options = (own_lse, softly_masked_rows, problem, against)
     (evidence,) = judge([ComparedCall(m, v, rows, output, own, *options)])
     return evidence
+
+
+@torch.no_grad()
+def is_certified(call: AttentionCall) -> bool:
+    """Whether a call's weights times its values are its output."""
+    v, output, soft = call.v.detach(), call.output.detach(), call.softly_masked_rows
+    return examine(call.attention_map(), v, output, weights=call.weights, softly_masked_rows=soft).certified
 
 
 def at_rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -109,8 +109,7 @@ class StreamRecorder:
     def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take an attention call, whose output projection comes next."""
         if self.problem is None and self._depth:
-            output = call.output if call.used is None else call.used
-            self._heard.append(HeardCall(layer_id, output.detach(), call.used is not None))
+            self._heard.append(HeardCall(layer_id, call.used.detach(), call.edited is not None))
         elif self.problem is not None:
             self._not_found[layer_id.key] = self.problem
 

@@ -100,8 +100,8 @@ def observed_attend(arguments: CallArguments, return_lse: bool) -> tuple[Tensor,
                 call = with_evicted_keys(call)
             call = notify(listeners, call)
     output = output.reshape(*q.shape[:-1], v.shape[-1])
-    if isinstance(call, AttentionCall) and call.used is not None:
-        output = call.used.reshape(output.shape)
+    if call.edited is not None:
+        output = call.edited.reshape(output.shape)
     return output, lse.reshape(q.shape[:-1]) if return_lse and lse is not None else None
 
 

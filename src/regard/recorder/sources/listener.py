@@ -180,9 +180,7 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
         call = _eager_call(attention, independent)
         with without_autocast(device):
             call = notify(listeners, call)
-    if isinstance(call, UnreadableCall) or call.used is None:
-        return None
-    return attention.restore(call.used.reshape(attention.output.shape))
+    return None if call.edited is None else attention.restore(call.edited.reshape(attention.output.shape))
 
 
 def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:

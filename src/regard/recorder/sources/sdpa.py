@@ -309,8 +309,8 @@ def _observed(
             call = notify(listeners, call)
         finally:
             _disowns.reset(token)
-    if isinstance(call, AttentionCall) and call.used is not None:
-        output = call.used.reshape(output.shape)
+    if call.edited is not None:
+        output = call.edited.reshape(output.shape)
     if (unused := _unused.get()) is not None and disowns:
         unused.add(output, tuple(disowns))
     return output

@@ -114,8 +114,7 @@ def _edited_with_weights(
 
 def _notify_unchanged(listeners: tuple[CallListener, ...], call: AttentionCall) -> None:
     """Pass on a call whose output is inside a fused kernel; a RuntimeError says so if an edit changes it."""
-    heard = notify(listeners, call)
-    if isinstance(heard, AttentionCall) and heard.used is not None:
+    if notify(listeners, call).edited is not None:
         raise RuntimeError(
             "PyTorch ran this attention in one fused kernel, whose output cannot be edited: "
             "write torch.backends.mha.set_fastpath_enabled(False) before"

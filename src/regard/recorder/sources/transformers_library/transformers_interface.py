@@ -32,8 +32,8 @@ from regard.recorder.sources.call_listeners import (
 )
 from regard.recorder.sources.mask_tensors import Origin, origins
 from regard.recorder.sources.sdpa_call import repeats_heads
-from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
 from regard.recorder.sources.structure_of_models.model_parts import KnownModel
+from regard.recorder.sources.transformers_library.function_arguments import attention_call, own_weights
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
 from regard.support.lru import LRUCache
@@ -146,24 +146,22 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _edited_result(result: Any, call: Call) -> Any:
     """Return what a function returned, with the output and the weights that an edit has given."""
-    if isinstance(call, UnreadableCall) or call.used is None:
+    if isinstance(call, UnreadableCall) or call.edited is None:
         return result
     if not isinstance(result, tuple):
-        return call.used.transpose(1, 2).reshape(result.shape)
+        return call.edited.transpose(1, 2).reshape(result.shape)
     output, *others = result
     if others and isinstance(others[0], AttentionMap):
         others[0] = call.attention_map()
     elif others and isinstance(others[0], Tensor) and call.weights is not None:
         others[0] = call.weights
-    return (call.used.transpose(1, 2).reshape(output.shape), *others)
+    return (call.edited.transpose(1, 2).reshape(output.shape), *others)
 
 
 def _checked_calls(inner: list[Call], result: Any, key: Tensor, *_: Any, **__: Any) -> list[Call]:
     """Return the calls that a function made to PyTorch's, compared with what the function itself returned."""
     returned = result[0].detach() if isinstance(result, tuple) else result
-    outputs = [
-        call.output if call.used is None else call.used for call in inner if isinstance(call, AttentionCall)
-    ]
+    outputs = [call.used for call in inner if isinstance(call, AttentionCall)]
     problem = _change_problem(outputs, returned) if len(outputs) == len(inner) else None
     calls: list[Call] = []
     for call in inner:
