@@ -18,7 +18,7 @@ from regard.recorder.attention_call import AttentionCall, Call, Part, Unreadable
 from regard.recorder.call_receiver import CallReceiver, Slot
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import observed
-from regard.recorder.sources.compilation import original_model
+from regard.recorder.sources.structure_of_models.model_parts import original_model
 from regard.support.torch_internals import current_graph_task
 
 UNKNOWN_PLACES: dict[Part, str] = {

@@ -13,7 +13,7 @@ from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
 from regard.recorder.model_inputs import model_inputs
 from regard.recorder.observation import observed
-from regard.recorder.sources.compilation import original_model
+from regard.recorder.sources.structure_of_models.model_parts import original_model
 from regard.recorder.tokens_of_maps.tokens import encode_text
 
 Text = str | Tensor | Mapping[str, Any]

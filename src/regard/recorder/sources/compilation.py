@@ -23,12 +23,6 @@ _captured: ContextEntries[frozenset[nn.Module]] = ContextEntries("captured_modul
 _override = SharedOverride()
 
 
-def original_model(model: nn.Module) -> nn.Module:
-    """Return the model that was passed to `torch.compile`, or the model itself."""
-    kind = compiled_module_class()
-    return model._orig_mod if kind is not None and isinstance(model, kind) else model  # type: ignore[return-value]
-
-
 @contextmanager
 def uncompiled(model: KnownModel, wrappers: MethodWrappers) -> Iterator[None]:
     """Inside the block, and by wrappers that are added, a model and its modules run their original code.
