@@ -38,7 +38,7 @@ from regard.recorder.sources.structure_of_models.model_parts import (
 )
 from regard.recorder.sources.structure_of_models.module_kinds import CONVOLUTIONS
 from regard.recorder.sources.structure_of_models.token_mixers import TokenMixers
-from regard.recorder.storage.store_choice import store_for
+from regard.recorder.storage.capture_folder import store_for
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.recorder.tokens_of_maps.token_probe import probe_tokens
 from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, token_id
