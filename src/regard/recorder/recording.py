@@ -1,9 +1,9 @@
 """`Recording`: collects the attention calls of a running model and assembles them into a `Capture`.
 
-Sources (`listener`, `torch_mha`, `gpt`, `adapters`) pass every attention call to `Recording.record`, with the
-module that made it. The recording compares each call with the model's own output, joins the calls of one
-generation into one map per layer, and hands the layers to a store. It knows tensors, layer ids and which
-layers and heads were selected; it does not know where the tensors come from.
+A `Listener` or an adapter passes every attention call to `Recording.record`, with the layer that made it. The
+recording compares each call with the model's own output, joins the calls of one generation into one map per
+layer, and hands the layers to a store. It knows tensors, layer ids and which layers and heads were selected;
+it does not know where the tensors come from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
-from regard.recorder.call_receiver import CallReceiver, PassTokens, Slot, editors_of
+from regard.recorder.call_receiver import CallReceiver, PassTokens, Slot
 from regard.recorder.capture_result import Capture
 from regard.recorder.certificates.certificate import ShardEvidence
 from regard.recorder.contributions.residual_stream import ResidualStream
@@ -51,12 +51,7 @@ OTHER_TEXT = "it read another text than the one of this capture"
 class Recording(CallReceiver):
     """The state of one capture: which layers and heads are selected, and what has been recorded so far.
 
-    - `layers`: numbers (in every stack), keys such as "decoder.3" or module names; None selects all layers.
-    - `heads`: numbers; None selects all heads.
-    - `dtype`: the dtype in which q and k are stored; None leaves them as they are.
-    - `values`: whether to store v too.
-    - `verify`: whether to compare every row with the model's output, and not a sample of 64.
-    - `overviews`: whether to keep an overview with each map, computed with the attention where possible.
+    - `layers`, `heads`, `dtype`, `values`, `verify`, `overviews`: the options of `regard.capture`.
     - `store`: where the layers are kept; None keeps them in memory.
     - `join_calls`: whether a later call may continue the map of an earlier one, as in generation.
     - `model`: the model's name.
@@ -183,7 +178,7 @@ class Recording(CallReceiver):
 
     def _note_edits(self) -> None:
         """Note the edits of the interventions that are open."""
-        self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
+        self._edits = tuple(text for editor in self.editors() for text in editor.descriptions())
 
     def _take(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take a call, which waits for the end of its forward pass: no GPU is asked for numbers until then.

@@ -29,6 +29,7 @@ from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import (
     CallListener,
     Listening,
+    collecting,
     current_listeners,
     listeners_to,
     notify,
@@ -74,7 +75,7 @@ def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
         bound.arguments |= {"need_weights": False, "is_causal": False, "training": False}
         calls: list[Call] = []
         # The second run is compared, and the model goes on with the first.
-        with Listening(_collector(calls)), torch.no_grad():
+        with Listening(collecting(calls)), torch.no_grad():
             recomputed: Tensor = run(*bound.args, **bound.kwargs)[0]
         problem = dropout_problem(dropout) or _difference_problem(result[0].detach(), recomputed)
         for call in calls:
@@ -82,16 +83,6 @@ def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return observed
-
-
-def _collector(calls: list[Call], listeners: tuple[CallListener, ...] = ()) -> CallListener:
-    """Return a listener that passes calls to other listeners and appends them to a list."""
-
-    def collect(call: Call) -> Call:
-        calls.append(notify(listeners, call))
-        return calls[-1]
-
-    return CallListener(collect, any(listener.is_editor for listener in listeners))
 
 
 def _edited_with_weights(
@@ -102,7 +93,7 @@ def _edited_with_weights(
     # As above: with weights PyTorch goes by the mask and not by the hint.
     bound.arguments |= {"need_weights": False, "is_causal": False}
     calls: list[Call] = []
-    with Listening(_collector(calls, listeners)):
+    with Listening(collecting(calls, listeners)):
         output: Tensor = run(*bound.args, **bound.kwargs)[0]
     (call,) = calls
     if isinstance(call, UnreadableCall):

@@ -22,8 +22,8 @@ from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.map_preparation import without_autocast, without_gradients
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_listeners import (
-    CallListener,
     Listening,
+    collecting,
     listeners_to,
     notify,
     open_listeners,
@@ -113,15 +113,9 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(module, query, *args, **kwargs)
         editors = [x for x in listeners if x.is_editor]
         inner: list[Call] = []
-
-        def edit_and_collect(call: Call) -> Call:
-            inner.append(notify(editors, call))
-            return inner[-1]
-
-        wants_overview = any(x.wants_overview for x in listeners)
-        collector = CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
+        overview = any(x.wants_overview for x in listeners)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
-        with Listening(collector), sdpa.without_mode():
+        with Listening(collecting(inner, editors, overview, query.shape)), sdpa.without_mode():
             result = run(module, query, *args, **kwargs)
         # Regard's own attention returns the map itself, which is then that of the edited call.
         if inner and isinstance(result, tuple) and isinstance(result[-1], AttentionMap):
