@@ -5,7 +5,7 @@ A linear-attention or state-space layer makes such a call, too, with a `Recurren
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -86,6 +86,7 @@ class AttentionCall(NamedTuple):
     against: str = OWN_OUTPUT  # a name for the output
     part: Part | None = None  # set if the module makes several calls, and this is not the first of them
     again: bool = False  # whether it applies the weights of an earlier call to other values
+    if_unused: tuple[Callable[[], None], ...] = ()  # what to call if its module does not use the output
 
     @property
     def used(self) -> Tensor:

@@ -122,8 +122,7 @@ class Listener:
             if part is None and len(earlier) > 1 and earlier[-1].is_cut_like(earlier[0]):
                 for place in (earlier[0].slot, slot):
                     self.receiver.unplace(place, PARTS)
-        # Those among them that run in `run_and_disown` know when an output was not used.
-        sdpa.if_unused(functools.partial(self.receiver.disown, slot))
+            call = call._replace(if_unused=(*call.if_unused, functools.partial(self.receiver.disown, slot)))
         return call
 
     def _parent(self, module: nn.Module) -> nn.Module | None:
