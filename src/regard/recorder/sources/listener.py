@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -47,15 +47,18 @@ from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.layer_names import number_in
 from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.sources.transformers_library import transformers_interface
-from regard.support.override import MethodWrappers, SharedOverride
+from regard.support.override import MethodWrappers, Replacement, SharedOverride
 from regard.support.torch_internals import current_transform
 
-SOURCES = (sdpa, attend_function, torch_mha, transformers_interface, linear_attention)
-"""Each says by `replacements(model)` which functions it wraps while a block is open.
 
-What wraps a function passes its calls to the listeners of the context that makes them; without any it changes
-nothing.
-"""
+class Source(Protocol):
+    """A file that hears attention calls: it passes them to the listeners of the context that makes them."""
+
+    def replacements(self, model: KnownModel) -> Iterator[Replacement]:
+        """Yield the functions that are wrapped while a block is open. Without listeners nothing changes."""
+
+
+SOURCES: tuple[Source, ...] = (sdpa, attend_function, torch_mha, transformers_interface, linear_attention)
 _override = SharedOverride()
 SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
