@@ -157,9 +157,9 @@ class Recording(CallReceiver):
         with self._lock:
             self._judge_waiting()
             if (strip := self._strips.get(slot)) is not None:
-                new = {name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()}
-                strip.evidence = dataclasses.replace(strip.evidence, **new)
-                strip.layer.evidence = dataclasses.replace(strip.layer.evidence, **new)
+                evidence = strip.layer.evidence
+                new = {name: getattr(evidence, name) or reason for name, reason in reasons.items()}
+                strip.layer.evidence = dataclasses.replace(evidence, **new)
 
     def _begin(self, tokens: PassTokens | None = None) -> None:
         super()._begin(tokens)

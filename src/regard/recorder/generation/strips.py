@@ -72,7 +72,7 @@ class Strip:
 
     def __init__(self, layer: Layer, m: LayerMap, state: Tensor | None = None) -> None:
         self.layer, self.state = layer, state
-        self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings(m)
+        self.mask, self.scores = m.mask, ScoreSettings(m)
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
         # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample if none are kept.
@@ -175,7 +175,7 @@ class Strip:
                 self.added[name].append(x[:, :, S - new :].clone() if is_cut else x)
         self.T, self.S = self.T + T, self.S + new
         self.mask, self.state = mask, call.ended
-        self.evidence = join_evidence(self.evidence, call.layer.evidence, mask)
+        self.layer.evidence = join_evidence(self.layer.evidence, call.layer.evidence, mask)
 
     def finished(self) -> Layer:
         """Return the whole layer."""
@@ -187,7 +187,7 @@ class Strip:
             tensors[name] = torch.cat([first, *(part.to(first.device) for part in self.added[name])], 2)
         values = tensors.pop(VALUES, None)
         # Rows that were taken back had been counted.
-        evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
+        evidence = replace(layer.evidence, rows=min(layer.evidence.rows, self.T), total_rows=self.T)
         return layer._with_data(LayerData(m._with_tokens(tensors, self.mask), values), evidence)
 
 
