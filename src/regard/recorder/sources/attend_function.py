@@ -33,12 +33,13 @@ from regard.recorder.sources.call_listeners import (
     Listening,
     current_listeners,
     notify,
+    open_listeners,
     read_or_explain,
     reading_mode,
     wants_overview,
 )
-from regard.recorder.sources.evicted_keys import with_evicted_keys
 from regard.recorder.sources.sdpa_call import attention_call
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module
 from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.storage.layer_file import storable_mask
 from regard.support.override import Replacement
@@ -103,6 +104,13 @@ def observed_attend(arguments: CallArguments, return_lse: bool) -> tuple[Tensor,
     if call.edited is not None:
         output = call.edited.reshape(output.shape)
     return output, lse.reshape(q.shape[:-1]) if return_lse and lse is not None else None
+
+
+def with_evicted_keys(call: AttentionCall) -> AttentionCall:
+    """Return a call of the layer that is running with the keys that its cache has evicted, if any."""
+    layer = calling_module()
+    watch = next((x.caches[layer] for x in open_listeners.get() if layer in x.caches), None)
+    return call if watch is None else watch.restored(call)
 
 
 def hear_ring(call: RingCall) -> None:

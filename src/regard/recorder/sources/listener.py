@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from regard.attention.context_parallel.ring import ring_listeners
+from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
@@ -24,7 +25,6 @@ from regard.recorder.map_preparation import without_autocast
 from regard.recorder.rank_group import is_distributed
 from regard.recorder.sources import (
     attend_function,
-    evicted_keys,
     linear_attention,
     sdpa,
     token_order,
@@ -42,6 +42,7 @@ from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call
 from regard.recorder.sources.eager.eager_scores import EagerAttention
 from regard.recorder.sources.earlier_calls import PARTS, EarlierCall
+from regard.recorder.sources.evicted_keys import CacheWatch
 from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.layer_names import number_in
@@ -80,6 +81,8 @@ class Listener:
         # An edit does not reach linear layers, and is not told of them.
         ids = parts.layer_ids if receiver.is_editor else parts.layer_ids | parts.linear_ids
         self.layer_ids = {modules[name]: layer_id for name, layer_id in ids.items()}
+        self.caches = {x: CacheWatch(x) for x in self.layer_ids if isinstance(x, Attention)}
+        """What the caches of Regard's own layers evict."""
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
 
@@ -209,9 +212,10 @@ def attached(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers
     run_fused = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
     for name in parts.fused:
         wrappers.add(modules[name], "forward", run_fused)
+    for layer, cache in listener.caches.items():
+        wrappers.add(layer, "forward", cache.forward)
     linear_attention.watch_lightning(model, listener.take, wrappers)
     with ExitStack() as undo:
-        undo.enter_context(evicted_keys.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
         undo.enter_context(ring_listeners.added(attend_function.hear_ring))
         replacements = (row for source in SOURCES for row in source.replacements(model))
         undo.enter_context(_override.opened(replacements))
