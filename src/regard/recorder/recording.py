@@ -106,7 +106,7 @@ class Recording(CallReceiver):
             residual=None if stream is None else ResidualStream(),
         )
         self._waiting = WaitingCalls(self.store, dtype, values, overviews)
-        self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
+        self._edits: dict[str, None] = {}  # of the interventions under which this forward pass runs, in order
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
         self._mask_copies = MaskCopies()
@@ -164,7 +164,6 @@ class Recording(CallReceiver):
     def _begin(self, tokens: PassTokens | None = None) -> None:
         super()._begin(tokens)
         self._prompt = self.prompt
-        self._note_edits()
 
     def _check_pass(self) -> None:
         """Judge the calls of a forward pass that has ended."""
@@ -176,18 +175,14 @@ class Recording(CallReceiver):
         if self.picture_reader is not None and self._new_pictures is None:
             self._new_pictures = self.picture_reader.read(pixels)
 
-    def _note_edits(self) -> None:
-        """Note the edits of the interventions that are open."""
-        self._edits = tuple(text for editor in self.editors() for text in editor.descriptions())
-
     def _take(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take a call, which waits for the end of its forward pass: no GPU is asked for numbers until then.
 
         What is kept of it is copied now: the model may write to its tensors later.
         """
         slot, layer_id = self._locate(layer_id, call)
-        if not self.forwards:  # a module that is called without its model
-            self._note_edits()
+        # Now: an intervention may be closed before the forward pass is finished here.
+        self._edits |= dict.fromkeys(text for editor in self.editors() for text in editor.descriptions())
         if self.stream is not None and call.recurrence is None:
             self.stream.hear(layer_id, call)
         if not self.selects(layer_id):
@@ -277,14 +272,16 @@ class Recording(CallReceiver):
         self._joined_masks.clear()
         if any(step.kind == "after" and call.sizes.T > 1 for _, step, call in additions):
             self._guesses = self.cache  # it may hold fewer tokens soon
-        if additions or self._started:
-            self.seen.edits = tuple(dict.fromkeys((*self.seen.edits, *self._edits)))
         tokens, self._tokens = self._tokens, None
         if tokens is not None and (additions or self._started):
             if not additions and self._reads_other_text(tokens):
                 self._finish_pass()
             kept = {step.kept for _, step, _ in additions if step.kept is not None}
             add_tokens(self.seen, tokens, bool(additions), order, min(kept, default=None))
+        # After another text has started a new pass, whose edits they are.
+        if additions or self._started:
+            self.seen.edits = tuple(dict.fromkeys((*self.seen.edits, *self._edits)))
+        self._edits = {}
         if self.stream is not None and self.seen.residual is not None:
             self.stream.finish(self.seen.residual, order is not None)
         if self._new_pictures is not None and (additions or self._started):
