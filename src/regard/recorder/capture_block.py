@@ -287,7 +287,6 @@ def capture(
         verify=verify,
         overviews=overviews,
         store=store_for(folder, budget, store, shard),
-        join_calls=store == "maps",
         model=model_name(model),
         decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
         stream=stream,

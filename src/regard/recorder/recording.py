@@ -53,7 +53,6 @@ class Recording(CallReceiver):
 
     - `layers`, `heads`, `dtype`, `values`, `verify`, `overviews`: the options of `regard.capture`.
     - `store`: where the layers are kept; None keeps them in memory.
-    - `join_calls`: whether a later call may continue the map of an earlier one, as in generation.
     - `model`: the model's name.
     - `decode`: turns token ids (B, T) into the text of each token.
     - `stream`: records the residual stream; None records attention alone.
@@ -74,7 +73,6 @@ class Recording(CallReceiver):
         verify: bool = False,
         overviews: bool = False,
         store: Store | None = None,
-        join_calls: bool = True,
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
         stream: StreamRecorder | None = None,
@@ -93,8 +91,8 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers of heads, got {list(heads)}")
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
-        self.dtype, self.verify, self.join_calls = dtype, verify, join_calls
-        self.overviews, self.keeps_arguments = overviews, verify
+        self.dtype, self.overviews = dtype, overviews
+        self.verify = self.keeps_arguments = verify
         self.probed: Mapping[str, str | None] = {}
         """By layer name: why its axes are not the tokens, or None, where tokens were changed to see it."""
         self.store = Store() if store is None else store
@@ -216,7 +214,7 @@ class Recording(CallReceiver):
         # A call that continues the layer's earlier calls is added to them; any other starts a new layer, and
         # if the layer exists already, a new pass.
         strip, step = self._strips.get(call.slot), None
-        if strip is not None and self.join_calls and call.is_whole:
+        if strip is not None and self.store.keeps_maps and call.is_whole:
             step = StripStep("beside") if call.part == "beside" else strip.step(call.map, call.began)
             if step is not None and step.kept is not None and self.stream is not None:
                 step = None  # what the residual stream has added cannot be taken back

@@ -64,21 +64,17 @@ def examine(
     output: Tensor,
     *,
     weights: Tensor | None = None,
-    own_lse: bool = False,
-    softly_masked_rows: bool = False,
-    problem: str | None = None,
-    against: str = OWN_OUTPUT,
     max_rows: int | None = ROWS,
+    **options: Any,
 ) -> Evidence:
     """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the model's output (B, H, T, E).
 
     `weights` are (B, H, T, S), and `max_rows` is the number of rows to compare, or None for all of them. The
-    other arguments are those of a `ComparedCall`.
+    `options` are further fields of a `ComparedCall`.
     """
     rows = sampled_rows(m.matrix[2], m.matrix[2] if max_rows is None else max_rows, m.device)
     output, own = at_rows(output, rows), None if weights is None else at_rows(weights, rows)
-    options = (own_lse, softly_masked_rows, problem, against)
-    (evidence,) = judge([ComparedCall(m, v, rows, output, own, *options)])
+    (evidence,) = judge([ComparedCall(m, v, rows, output, own, **options)])
     return evidence
 
 
