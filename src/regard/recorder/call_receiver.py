@@ -91,7 +91,7 @@ class CallReceiver:
         self.cache: Any = None  # that the model was given in this forward pass
         self.arguments: ModelArguments | None = None  # of the forward pass, where it may be run again
         self.known_code: tuple[str, ...] = ()  # names of modules whose code keeps tokens in order
-        self.modules: Collection[nn.Module] = ()  # of the model whose calls are received
+        self.modules: frozenset[nn.Module] = frozenset()  # of the model whose calls are received
 
     def selects(self, layer_id: LayerId) -> bool:
         """Whether the calls of this layer matter to the receiver."""
@@ -103,8 +103,7 @@ class CallReceiver:
 
     def editors(self) -> list[CallReceiver]:
         """Return the open receivers that edit the model, or a part of it."""
-        editors = (x for x in open_receivers.get() if x.is_editor)
-        return [x for x in editors if not set(x.modules).isdisjoint(self.modules)]
+        return [x for x in open_receivers.get() if x.is_editor and not x.modules.isdisjoint(self.modules)]
 
     def is_known(self, name: str) -> bool:
         """Whether a module is part of a model whose code is known to keep its tokens in order."""

@@ -53,7 +53,7 @@ def observed(
     known, wrappers = look_at(model) if mixers is None else mixers.model, MethodWrappers()
     if mixers is not None:
         mixers.watch(wrappers)
-    receiver.known_code, receiver.modules = known.parts.known_code, known.modules.values()
+    receiver.known_code, receiver.modules = known.parts.known_code, frozenset(known.modules.values())
     with ExitStack() as undo:
         undo.enter_context(uncompiled(known, wrappers))
         undo.enter_context(open_receivers.added(receiver))

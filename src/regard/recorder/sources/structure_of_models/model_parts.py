@@ -74,11 +74,6 @@ class ModelParts(NamedTuple):
     """Modules that `torch.compile` has compiled, or that compile themselves."""
     mixing: MixingParts
 
-    @property
-    def softmax_attention(self) -> frozenset[str]:
-        """The names of the modules of softmax attention."""
-        return frozenset((*self.attention, *self.layer_ids))
-
 
 class KnownModel(NamedTuple):
     """A model as it is now: its modules by name, as `named_modules` yields them, and its parts."""
@@ -182,7 +177,8 @@ def attention_names(
     """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
     if adapters is not None:
         return frozenset(adapted_layers(model, adapters))
-    return look_at(model).parts.softmax_attention
+    parts = look_at(model).parts
+    return frozenset((*parts.attention, *parts.layer_ids))
 
 
 def fingerprint(model: nn.Module) -> tuple[int, list[nn.Module]]:
