@@ -12,7 +12,7 @@ import regard
 from regard.gpt import GPT, Config
 from regard.recorder import sizes, summary, waiting_call
 from regard.recorder.storage import stores
-from regard.recorder.storage.capture_folder import StoredLayer
+from regard.recorder.storage.capture_index import StoredLayer
 from regard.recorder.summary import LayerSummary, summarise
 from tests.against.test_capture_families import BOTH, DECODERS, ENCODERS, build
 from tests.sampling import examples

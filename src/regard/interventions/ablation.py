@@ -129,8 +129,7 @@ class CacheEviction(Edit):
 
     def new_output(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor | None:
         check_no_dropout(call, place, "keys are evicted")
-        output = call.output if call.used is None else call.used
-        new, changed = output.clone(), False
+        new, changed = call.used.clone(), False
         policy = policy_of_layer(self.policy, place.layer)
         for rows, kept in attend_kept(call.attention_map(), call.v, policy, self.budget, self.every):
             new[:, :, rows], changed = kept.to(new.dtype), True

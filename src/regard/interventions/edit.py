@@ -157,14 +157,14 @@ def replace_output(call: AttentionCall, heads: list[int], new: Tensor, rows: Ten
 
     `new` broadcasts to (B, heads, T, E); `rows`, boolean (T,), are the queries that change, None for all.
     """
-    output = call.output if call.used is None else call.used  # (B, H, T, E)
+    output = call.used  # (B, H, T, E)
     new = new.to(output).expand(len(output), len(heads), *output.shape[2:])
     if rows is not None:
         new = torch.where(rows[:, None], new, output[:, heads])
     replaced = torch.zeros(output.shape[1:3], dtype=torch.bool, device=output.device)  # (H, T)
     replaced[heads] = True if rows is None else rows
     replaced = replaced if call.replaced is None else replaced | call.replaced
-    return call._replace(used=with_heads(output, heads, new), replaced=replaced)
+    return call._replace(edited=with_heads(output, heads, new), replaced=replaced)
 
 
 def replace_weights(
@@ -179,11 +179,11 @@ def replace_weights(
     weights = call.weights
     if weights is not None and dense is not None:
         weights = with_heads(weights, heads, dense())
-    used, new = call.output if call.used is None else call.used, output
+    used, new = call.used, output
     if call.replaced is not None:
         new = torch.where(call.replaced[heads].unsqueeze(-1), used[:, heads], output.to(used))
     output = with_heads(call.output, heads, output)
-    return call._replace(output=output, used=with_heads(used, heads, new), weights=weights)
+    return call._replace(output=output, edited=with_heads(used, heads, new), weights=weights)
 
 
 def head_mask(call: AttentionCall, heads: list[int]) -> Mask:

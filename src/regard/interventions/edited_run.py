@@ -6,7 +6,7 @@ edit that never acted is an error, never a silent no-op.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from regard.recorder.attention_call import AttentionCall, Call, Part, Unreadable
 from regard.recorder.call_receiver import CallReceiver, Slot
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import observed
-from regard.recorder.sources.compilation import original_model
+from regard.recorder.sources.structure_of_models.model_parts import original_model
 from regard.support.torch_internals import current_graph_task
 
 UNKNOWN_PLACES: dict[Part, str] = {
@@ -108,7 +108,7 @@ class Intervention(CallReceiver):
         """Return each edit in words."""
         return [str(edit) for edit in self.edits]
 
-    def expect(self, layer_ids: Sequence[LayerId]) -> None:  # type: ignore[override]
+    def expect(self, layer_ids: Collection[LayerId]) -> None:
         """Announce the layers whose attention a source is going to see."""
         super().expect(layer_ids)
         self._expected += [layer_id.key for layer_id in layer_ids]

@@ -30,7 +30,7 @@ from regard.recorder.capture_block import capture
 from regard.recorder.capture_result import Capture
 from regard.recorder.layer import Layer
 from regard.recorder.model_inputs import model_name
-from regard.recorder.sources.compilation import original_model
+from regard.recorder.sources.structure_of_models.model_parts import original_model
 from regard.support.table import Table
 
 ENOUGH_DRAWS = 19  # with the band at least as wide as the draws, chance goes beyond it 1 in 20 times at most

@@ -17,7 +17,7 @@ from regard.heads.tables.table_text import check_label
 from regard.recorder.capture_block import capture
 from regard.recorder.layer import LayerId
 from regard.recorder.model_inputs import context_length
-from regard.recorder.sources.compilation import original_model
+from regard.recorder.sources.structure_of_models.model_parts import original_model
 
 Layer = int | str
 """A layer's number, its key such as "decoder.3", or the name of its module."""

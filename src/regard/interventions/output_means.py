@@ -13,7 +13,7 @@ from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
 from regard.recorder.model_inputs import model_inputs
 from regard.recorder.observation import observed
-from regard.recorder.sources.compilation import original_model
+from regard.recorder.sources.structure_of_models.model_parts import original_model
 from regard.recorder.tokens_of_maps.tokens import encode_text
 
 Text = str | Tensor | Mapping[str, Any]
@@ -89,11 +89,11 @@ class OutputSums(CallReceiver):
             _, layer_id = self._locate(layer_id, call)
         if isinstance(call, UnreadableCall):
             raise RuntimeError(f"layer {layer_id.key} has no output to average: {call.reason}")
-        output = call.output if call.used is None else call.used  # (B, H, T, E)
+        B, _, T, _ = call.used.shape
         # Sums over many tokens would lose digits in the model's precision.
-        total = output.detach().double().sum((0, 2))
+        total = call.used.detach().double().sum((0, 2))
         self._sums[layer_id.key] = self._sums.get(layer_id.key, 0) + total
-        self._counts[layer_id.key] = self._counts.get(layer_id.key, 0) + output.shape[0] * output.shape[2]
+        self._counts[layer_id.key] = self._counts.get(layer_id.key, 0) + B * T
         return call
 
     def means(self) -> dict[int | str, Tensor]:

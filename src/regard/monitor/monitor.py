@@ -33,9 +33,13 @@ from regard.recorder.capture_block import capture
 from regard.recorder.capture_result import Capture
 from regard.recorder.layer import Layer
 from regard.recorder.observation import named_arguments
-from regard.recorder.sources.adapters import attention_names
-from regard.recorder.sources.compilation import original_model, uncompiled
-from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at
+from regard.recorder.sources.compilation import uncompiled
+from regard.recorder.sources.structure_of_models.model_parts import (
+    attention_names,
+    check_recognised,
+    look_at,
+    original_model,
+)
 from regard.support.json_lines import append_lines
 from regard.support.override import MethodWrappers
 

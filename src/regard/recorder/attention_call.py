@@ -5,7 +5,7 @@ A linear-attention or state-space layer makes such a call, too, with a `Recurren
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -75,7 +75,7 @@ class AttentionCall(NamedTuple):
     softly_masked_rows: bool = False  # whether finite biases mask every key of some query
     problem: str | None = None  # a reason why the call cannot be certified, if one is known
     unplaced: str | None = None  # why its axes are not known to be texts, heads and tokens, if they are not
-    used: Tensor | None = None  # (B, H, T, E) the output with which the model goes on, if an edit changed it
+    edited: Tensor | None = None  # (B, H, T, E) the output that an edit has put in place of this one
     replaced: Tensor | None = None  # boolean (H, T), where an edit put another output in place of the head's
     heads: tuple[int, ...] | None = None  # the numbers in the model of the heads, where ranks share them
     placement: Placement | None = None  # where it is in the model's layer, where ranks share the layer
@@ -86,6 +86,12 @@ class AttentionCall(NamedTuple):
     against: str = OWN_OUTPUT  # a name for the output
     part: Part | None = None  # set if the module makes several calls, and this is not the first of them
     again: bool = False  # whether it applies the weights of an earlier call to other values
+    if_unused: tuple[Callable[[], None], ...] = ()  # what to call if its module does not use the output
+
+    @property
+    def used(self) -> Tensor:
+        """The output (B, H, T, E) with which the model goes on."""
+        return self.output if self.edited is None else self.edited
 
     @property
     def num_heads(self) -> int:
@@ -159,6 +165,10 @@ class UnreadableCall(NamedTuple):
     """An attention call whose arguments could not be interpreted."""
 
     reason: str
+
+    @property
+    def edited(self) -> None:
+        """No edit changes its output."""
 
 
 Call = AttentionCall | UnreadableCall

@@ -91,6 +91,7 @@ class CallReceiver:
         self.cache: Any = None  # that the model was given in this forward pass
         self.arguments: ModelArguments | None = None  # of the forward pass, where it may be run again
         self.known_code: tuple[str, ...] = ()  # names of modules whose code keeps tokens in order
+        self.modules: frozenset[nn.Module] = frozenset()  # of the model whose calls are received
 
     def selects(self, layer_id: LayerId) -> bool:
         """Whether the calls of this layer matter to the receiver."""
@@ -99,6 +100,10 @@ class CallReceiver:
     def descriptions(self) -> list[str]:
         """Return a sentence for each of its edits, if it is an editor."""
         return []
+
+    def editors(self) -> list[CallReceiver]:
+        """Return the open receivers that edit the model, or a part of it."""
+        return [x for x in open_receivers.get() if x.is_editor and not x.modules.isdisjoint(self.modules)]
 
     def is_known(self, name: str) -> bool:
         """Whether a module is part of a model whose code is known to keep its tokens in order."""
@@ -219,23 +224,5 @@ class CallReceiver:
         return slot, layer_id
 
 
-class OpenReceiver(NamedTuple):
-    """A receiver whose block is open, and the modules of its model."""
-
-    receiver: CallReceiver
-    modules: frozenset[nn.Module]
-
-
-open_receivers: ContextEntries[OpenReceiver] = ContextEntries("open_receivers")
+open_receivers: ContextEntries[CallReceiver] = ContextEntries("open_receivers")
 """The receivers whose blocks are open in a context."""
-
-
-def editors_of(receiver: CallReceiver) -> list[CallReceiver]:
-    """Return the open receivers that edit the model, or a part of it, that a receiver listens to."""
-    entries = open_receivers.get()
-    own = [entry.modules for entry in entries if entry.receiver is receiver]
-    return [
-        entry.receiver
-        for entry in entries
-        if entry.receiver.is_editor and any(not entry.modules.isdisjoint(modules) for modules in own)
-    ]

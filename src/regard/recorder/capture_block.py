@@ -21,19 +21,24 @@ from torch import Tensor, nn
 
 from regard.pictures.patches import Patches
 from regard.recorder.capture_result import Capture
-from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.model_inputs import Inputs, model_arguments, model_name
 from regard.recorder.observation import as_ids, observed
 from regard.recorder.picture_reader import PictureReader
 from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
-from regard.recorder.sources.adapters import attention_names, layer_ids
-from regard.recorder.sources.compilation import compiled_methods, original_model
-from regard.recorder.sources.structure_of_models.model_parts import check_recognised, look_at, recall_parts
+from regard.recorder.sources.compilation import compiled_methods
+from regard.recorder.sources.structure_of_models.model_parts import (
+    adapted_layers,
+    attention_names,
+    check_recognised,
+    look_at,
+    original_model,
+    recall_parts,
+)
 from regard.recorder.sources.structure_of_models.module_kinds import CONVOLUTIONS
 from regard.recorder.sources.structure_of_models.token_mixers import TokenMixers
-from regard.recorder.storage.store_choice import store_for
+from regard.recorder.storage.capture_folder import store_for
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.recorder.tokens_of_maps.token_probe import probe_tokens
 from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, token_id
@@ -54,7 +59,7 @@ class CaptureBlock:
         self, model: nn.Module, recording: Recording, adapters: Mapping[str, Callable[..., Any]] | None
     ) -> None:
         # A model that cannot be captured, or has no such modules, is refused here.
-        check_recognised(model, recall_parts(model)) if adapters is None else layer_ids(model, adapters)
+        check_recognised(model, recall_parts(model)) if adapters is None else adapted_layers(model, adapters)
         self.model, self.recording, self.adapters = model, recording, adapters
         self.warn = adapters is None
         self._undo = ExitStack()
@@ -269,7 +274,11 @@ def capture(
             "with a part of its projections"
         )
     shard = None if ranks is None else ranks.new_shard()
-    stream = _stream_recorder(model, adapters, tokenizer) if contributions else None
+    find_names = functools.partial(attention_names, model, adapters)
+    stream = None
+    if contributions:
+        one_token = None if tokenizer is None else functools.partial(token_id, tokenizer)
+        stream = StreamRecorder(model, find_names, one_token)
     recording = Recording(
         layers=layers,
         heads=heads,
@@ -278,11 +287,10 @@ def capture(
         verify=verify,
         overviews=overviews,
         store=store_for(folder, budget, store, shard),
-        join_calls=store == "maps",
         model=model_name(model),
         decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
         stream=stream,
-        picture_reader=PictureReader(model, functools.partial(attention_names, model, adapters), patches),
+        picture_reader=PictureReader(model, find_names, patches),
         shard=shard,
         ranks=ranks,
     )
@@ -332,14 +340,6 @@ def _unexpected_message(model: nn.Module, positional: Sequence[Any], unknown: Ma
         return f"{message}: did you mean {similar[0]}=?"
     written = ", ".join(f'"{name}": …' for name in unknown if name not in OPTIONS)
     return f"{message}: write inputs={{{written}}} for what the model itself takes"
-
-
-def _stream_recorder(
-    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None, tokenizer: Any
-) -> StreamRecorder:
-    """Return what records the residual stream of a model; `tokenizer` may be None."""
-    roles = module_roles(model, attention_names(model, adapters), look_at(model).parts.mixing.mixing)
-    return StreamRecorder(model, roles, None if tokenizer is None else functools.partial(token_id, tokenizer))
 
 
 ADAPTERS = "regard.capture(model, adapters={name: adapter}) serves any softmax attention"

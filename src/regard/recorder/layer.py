@@ -286,6 +286,10 @@ class Layer:
         data = self.data()
         return summarise(self.map) if data.summary is None else data.summary
 
+    @summary.setter
+    def summary(self, summary: LayerSummary) -> None:
+        self._data = self._data._replace(summary=summary)
+
     @property
     def values(self) -> Tensor | None:
         """Its values (B, G, S, E), or None unless the capture was made with `values=True`."""

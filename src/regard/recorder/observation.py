@@ -21,7 +21,6 @@ from regard.gpt import GPT
 from regard.recorder.call_receiver import (
     CallReceiver,
     ModelArguments,
-    OpenReceiver,
     PassTokens,
     open_receivers,
 )
@@ -54,11 +53,10 @@ def observed(
     known, wrappers = look_at(model) if mixers is None else mixers.model, MethodWrappers()
     if mixers is not None:
         mixers.watch(wrappers)
-    receiver.known_code = known.parts.known_code
-    modules = known.modules
+    receiver.known_code, receiver.modules = known.parts.known_code, frozenset(known.modules.values())
     with ExitStack() as undo:
         undo.enter_context(uncompiled(known, wrappers))
-        undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(modules.values()))))
+        undo.enter_context(open_receivers.added(receiver))
         if adapters is None:
             check_recognised(model, known.parts)
             undo.enter_context(listener.attached(known, receiver, wrappers))

@@ -1,9 +1,9 @@
 """`Recording`: collects the attention calls of a running model and assembles them into a `Capture`.
 
-Sources (`listener`, `torch_mha`, `gpt`, `adapters`) pass every attention call to `Recording.record`, with the
-module that made it. The recording compares each call with the model's own output, joins the calls of one
-generation into one map per layer, and hands the layers to a store. It knows tensors, layer ids and which
-layers and heads were selected; it does not know where the tensors come from.
+A `Listener` or an adapter passes every attention call to `Recording.record`, with the layer that made it. The
+recording compares each call with the model's own output, joins the calls of one generation into one map per
+layer, and hands the layers to a store. It knows tensors, layer ids and which layers and heads were selected;
+it does not know where the tensors come from.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import torch
 from torch import Tensor
 
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
-from regard.recorder.call_receiver import CallReceiver, PassTokens, Slot, editors_of
+from regard.recorder.call_receiver import CallReceiver, PassTokens, Slot
 from regard.recorder.capture_result import Capture
 from regard.recorder.certificates.certificate import ShardEvidence
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.generation.strips import (
     Strip,
-    StripCall,
     StripMasks,
     StripStep,
     batch_order,
     padding_of_strips,
     take_back_guesses,
 )
-from regard.recorder.layer import Layer, LayerId, LayerList, shard_evidence
+from regard.recorder.layer import LayerId, LayerList, shard_evidence
 from regard.recorder.map_preparation import MaskCopies, without_autocast, without_gradients
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
@@ -52,14 +51,8 @@ OTHER_TEXT = "it read another text than the one of this capture"
 class Recording(CallReceiver):
     """The state of one capture: which layers and heads are selected, and what has been recorded so far.
 
-    - `layers`: numbers (in every stack), keys such as "decoder.3" or module names; None selects all layers.
-    - `heads`: numbers; None selects all heads.
-    - `dtype`: the dtype in which q and k are stored; None leaves them as they are.
-    - `values`: whether to store v too.
-    - `verify`: whether to compare every row with the model's output, and not a sample of 64.
-    - `overviews`: whether to keep an overview with each map, computed with the attention where possible.
+    - `layers`, `heads`, `dtype`, `values`, `verify`, `overviews`: the options of `regard.capture`.
     - `store`: where the layers are kept; None keeps them in memory.
-    - `join_calls`: whether a later call may continue the map of an earlier one, as in generation.
     - `model`: the model's name.
     - `decode`: turns token ids (B, T) into the text of each token.
     - `stream`: records the residual stream; None records attention alone.
@@ -80,7 +73,6 @@ class Recording(CallReceiver):
         verify: bool = False,
         overviews: bool = False,
         store: Store | None = None,
-        join_calls: bool = True,
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
         stream: StreamRecorder | None = None,
@@ -99,8 +91,8 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers of heads, got {list(heads)}")
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
-        self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
-        self.overviews, self.keeps_arguments = overviews, verify
+        self.dtype, self.overviews = dtype, overviews
+        self.verify = self.keeps_arguments = verify
         self.probed: Mapping[str, str | None] = {}
         """By layer name: why its axes are not the tokens, or None, where tokens were changed to see it."""
         self.store = Store() if store is None else store
@@ -111,14 +103,14 @@ class Recording(CallReceiver):
             shard=shard,
             residual=None if stream is None else ResidualStream(),
         )
-        self._waiting = WaitingCalls(self.store, dtype, overviews)
-        self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
+        self._waiting = WaitingCalls(self.store, dtype, values, overviews)
+        self._edits: dict[str, None] = {}  # of the interventions under which this forward pass runs, in order
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
         self._mask_copies = MaskCopies()
         self._strips: dict[Slot, Strip] = {}
         # What this forward pass adds to its layers.
-        self._additions: list[tuple[Strip, StripStep, StripCall]] = []
+        self._additions: list[tuple[Strip, StripStep, JudgedCall]] = []
         self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
         self._prompt: int | None = None  # of the generation to which this forward pass belongs
         self._guesses: Any = None  # the cache of a model that was given several tokens after others
@@ -161,16 +153,15 @@ class Recording(CallReceiver):
     def _amend(self, slot: Slot, **reasons: Any) -> None:
         """Add reasons to the evidence of the layer that is being recorded, where it has none."""
         with self._lock:
-            self._waiting.amend(slot, **reasons)
+            self._judge_waiting()
             if (strip := self._strips.get(slot)) is not None:
-                new = {name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()}
-                strip.evidence = dataclasses.replace(strip.evidence, **new)
-                strip.layer.evidence = dataclasses.replace(strip.layer.evidence, **new)
+                evidence = strip.layer.evidence
+                new = {name: getattr(evidence, name) or reason for name, reason in reasons.items()}
+                strip.layer.evidence = dataclasses.replace(evidence, **new)
 
     def _begin(self, tokens: PassTokens | None = None) -> None:
         super()._begin(tokens)
         self._prompt = self.prompt
-        self._note_edits()
 
     def _check_pass(self) -> None:
         """Judge the calls of a forward pass that has ended."""
@@ -182,18 +173,14 @@ class Recording(CallReceiver):
         if self.picture_reader is not None and self._new_pictures is None:
             self._new_pictures = self.picture_reader.read(pixels)
 
-    def _note_edits(self) -> None:
-        """Note the edits of the interventions that are open."""
-        self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
-
     def _take(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take a call, which waits for the end of its forward pass: no GPU is asked for numbers until then.
 
         What is kept of it is copied now: the model may write to its tensors later.
         """
         slot, layer_id = self._locate(layer_id, call)
-        if not self.forwards:  # a module that is called without its model
-            self._note_edits()
+        # Now: an intervention may be closed before the forward pass is finished here.
+        self._edits |= dict.fromkeys(text for editor in self.editors() for text in editor.descriptions())
         if self.stream is not None and call.recurrence is None:
             self.stream.hear(layer_id, call)
         if not self.selects(layer_id):
@@ -219,42 +206,29 @@ class Recording(CallReceiver):
             return
         # The comparison is not the model's, and is to cost as little as it can.
         with token_order.Pause(), DisableTorchFunction(), without_gradients(), without_autocast(device):
-            for judged in self._waiting.judge(lambda slot: slot not in self._strips):
-                self._add_call(judged)
+            for call in self._waiting.judge(lambda slot: slot not in self._strips):
+                self._add_call(call)
 
-    def _add_call(self, judged: JudgedCall) -> None:
+    def _add_call(self, call: JudgedCall) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
-        (slot, layer_id, call, _, local), (selected, indices, value_heads), v, evidence, summary = judged
-        values = v[:, value_heads] if self.values else None
-        placement = call.placement
-        if placement is not None and not isinstance(value_heads, slice):
-            placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in value_heads))
-        began = ended = None
-        if call.recurrence is not None:
-            states = (call.recurrence.initial_state, call.recurrence.final_state)
-            began, ended = (x if x is None or local is None else x[:, local] for x in states)
-
         # A call that continues the layer's earlier calls is added to them; any other starts a new layer, and
         # if the layer exists already, a new pass.
-        strip = self._strips.get(slot)
-        step = None
-        if strip is not None and self.join_calls and call.whole_mask is None:
-            step = StripStep("beside") if call.part == "beside" else strip.step(selected, began)
+        strip, step = self._strips.get(call.slot), None
+        if strip is not None and self.store.keeps_maps and call.is_whole:
+            step = StripStep("beside") if call.part == "beside" else strip.step(call.map, call.began)
             if step is not None and step.kept is not None and self.stream is not None:
                 step = None  # what the residual stream has added cannot be taken back
-        if step is None and began is not None and bool(began.any()):
-            evidence = dataclasses.replace(evidence, problem=evidence.problem or EARLIER_STATE)
-        heads = call.numbers(indices)
-        layer = Layer(*layer_id, selected, evidence, heads, values, summary, placement)
-        heard = StripCall(slot, layer, ended)
+        if step is None and call.began is not None and bool(call.began.any()):
+            problem = call.layer.evidence.problem or EARLIER_STATE
+            call.layer.evidence = dataclasses.replace(call.layer.evidence, problem=problem)
         if strip is None or step is None:
             if strip is not None:
                 self._finish_pass()
-            self._start_strip(heard)
+            self._start_strip(call)
         elif call.part is not None:
-            strip.extend(step, heard, None, self._joined_masks.join(strip, step, heard, None))
+            strip.extend(step, call, None, self._joined_masks.join(strip, step, call, None))
         else:
-            self._additions.append((strip, step, heard))
+            self._additions.append((strip, step, call))
 
     def _selected_heads(self, call: AttentionCall) -> list[int] | None:
         """Return the indices of the selected heads that this rank has; None for all of a call's heads."""
@@ -265,11 +239,11 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers from 0 to {total - 1}, got {list(self.heads)}")
         return call.local_heads(self.heads)
 
-    def _start_strip(self, call: StripCall) -> None:
+    def _start_strip(self, call: JudgedCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
         stored = self.store.put(call.layer)
         self.seen.layers.append(stored)
-        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.map, call.state)
+        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.map, call.ended)
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
@@ -296,14 +270,16 @@ class Recording(CallReceiver):
         self._joined_masks.clear()
         if any(step.kind == "after" and call.sizes.T > 1 for _, step, call in additions):
             self._guesses = self.cache  # it may hold fewer tokens soon
-        if additions or self._started:
-            self.seen.edits = tuple(dict.fromkeys((*self.seen.edits, *self._edits)))
         tokens, self._tokens = self._tokens, None
         if tokens is not None and (additions or self._started):
             if not additions and self._reads_other_text(tokens):
                 self._finish_pass()
             kept = {step.kept for _, step, _ in additions if step.kept is not None}
             add_tokens(self.seen, tokens, bool(additions), order, min(kept, default=None))
+        # After another text has started a new pass, whose edits they are.
+        if additions or self._started:
+            self.seen.edits = tuple(dict.fromkeys((*self.seen.edits, *self._edits)))
+        self._edits = {}
         if self.stream is not None and self.seen.residual is not None:
             self.stream.finish(self.seen.residual, order is not None)
         if self._new_pictures is not None and (additions or self._started):

@@ -1,4 +1,8 @@
-"""Calls that wait until their forward pass ends, and are then compared with the model together."""
+"""The life of an attention call: it waits until its forward pass ends, and is then compared with the model.
+
+A `WaitingCall` has what the comparison needs; a `JudgedCall` is a layer by itself, with the evidence for it,
+which starts the map of its layer or continues it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,16 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder.attention_call import AttentionCall, Recurrence
+from regard.recorder.attention_call import AttentionCall, Part, Recurrence
 from regard.recorder.call_receiver import Slot
 from regard.recorder.certificates.certificate import KERNEL_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.certificates.linear_certificate import examine_linear
 from regard.recorder.certificates.output_comparison import ComparedCall, at_rows, judge
-from regard.recorder.layer import LayerId, LayerMap
-from regard.recorder.map_preparation import SelectedHeads, cast_map, own_memory, select_heads
+from regard.recorder.generation.mask_join import CallSizes
+from regard.recorder.layer import Layer, LayerId, LayerMap
+from regard.recorder.map_preparation import cast_map, own_memory, select_heads
 from regard.recorder.storage.stores import Store
-from regard.recorder.summary import LayerSummary, summarise_together, summary_size
+from regard.recorder.summary import summarise_together, summary_size
 
 WAITING_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # that calls may hold beside the capture itself
 SUMMARY_SHARE = 4  # of these, one part in so many where a capture keeps summaries only, to take little memory
@@ -39,13 +44,26 @@ class WaitingCall(NamedTuple):
 
 
 class JudgedCall(NamedTuple):
-    """A call that has been compared with the model's own output."""
+    """An attention call that has been compared with the model's own output, as a layer by itself."""
 
-    waiting: WaitingCall
-    selected: SelectedHeads
-    v: Tensor  # of all heads
-    evidence: Evidence
-    summary: LayerSummary | None
+    slot: Slot
+    layer: Layer
+    part: Part | None = None
+    is_whole: bool = True  # whether this process has all rows of it, which later calls may continue
+    began: Tensor | None = None  # the state that a linear layer began with, (B, H, D, E)
+    ended: Tensor | None = None  # and the one that it returned
+
+    @property
+    def map(self) -> LayerMap:
+        """The map of the call, which is in memory, also if other ranks have other rows of it."""
+        m = self.layer.data().map
+        assert m is not None
+        return m
+
+    @property
+    def sizes(self) -> CallSizes:
+        """Its numbers of queries and keys."""
+        return CallSizes(*self.layer.shape[2:])
 
 
 class WaitingCalls:
@@ -53,11 +71,12 @@ class WaitingCalls:
 
     - `store`: where their layers are going to be kept.
     - `dtype`: the dtype in which q and k are stored; None leaves them as they are.
+    - `values`: whether to keep the values too.
     - `overviews`: whether to keep an overview with each map.
     """
 
-    def __init__(self, store: Store, dtype: torch.dtype | None, overviews: bool) -> None:
-        self.store, self.dtype, self.overviews = store, dtype, overviews
+    def __init__(self, store: Store, dtype: torch.dtype | None, values: bool, overviews: bool) -> None:
+        self.store, self.dtype, self.values, self.overviews = store, dtype, values, overviews
         self._calls: list[WaitingCall] = []
         self._nbytes = 0  # of the tensors that the capture does not keep
 
@@ -87,13 +106,6 @@ class WaitingCalls:
         if not self.store.keeps_maps:
             self._nbytes += call.q.nbytes + call.k.nbytes
 
-    def amend(self, slot: Slot, **reasons: Any) -> None:
-        """Add reasons to a call, where it has none."""
-        for i, x in enumerate(self._calls):
-            if x.slot == slot:
-                known = {name: getattr(x.call, name) or reason for name, reason in reasons.items()}
-                self._calls[i] = x._replace(call=x.call._replace(**known))
-
     def may_grow(self, is_first_layer: bool) -> bool:
         """Whether further calls may wait beside these; `is_first_layer` says that nothing is stored yet."""
         if not self.store.can_wait:
@@ -117,23 +129,39 @@ class WaitingCalls:
         """
         calls, self._calls, self._nbytes = self._calls, [], 0
         maps = [self._map(x.call) for x in calls]
-        evidence = _compare(calls, maps)
-        parts: list[tuple[SelectedHeads, Tensor]] = []
-        for x, whole in zip(calls, maps, strict=True):
-            own, v = x.call.own_part(whole, x.call.v)
-            parts.append((select_heads(own, x.heads), v))
+        judged = [
+            self._judged(x, m, evidence)
+            for x, m, evidence in zip(calls, maps, _compare(calls, maps), strict=True)
+        ]
+        if self.store.keeps_maps:
+            return judged
         # A call that may continue a layer is no layer, and a map that ranks share is not whole.
-        whole_layers = [
-            i
-            for i, x in enumerate(calls)
-            if not self.store.keeps_maps and x.call.placement is None and is_new(x.slot)
-        ]
-        summaries = summarise_together([parts[i][0].map for i in whole_layers])
-        summary = dict(zip(whole_layers, summaries, strict=True))
-        return [
-            JudgedCall(x, *part, _with_call_facts(x.call, own), summary.get(i))
-            for i, (x, part, own) in enumerate(zip(calls, parts, evidence, strict=True))
-        ]
+        layers = [x.layer for x in judged if x.layer.placement is None and is_new(x.slot)]
+        for layer, summary in zip(layers, summarise_together([x.map for x in layers]), strict=True):
+            layer.summary = summary
+        return judged
+
+    def _judged(self, waiting: WaitingCall, whole: LayerMap, evidence: Evidence) -> JudgedCall:
+        """Return a call that has been compared, as a layer of the selected heads."""
+        slot, layer_id, call, _, heads = waiting
+        own, v = call.own_part(whole, call.v)
+        m, indices, value_heads = select_heads(own, heads)
+        placement = call.placement
+        if placement is not None and not isinstance(value_heads, slice):
+            placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in value_heads))
+        layer = Layer(
+            *layer_id,
+            m,
+            _with_call_facts(call, evidence),
+            call.numbers(indices),
+            v[:, value_heads] if self.values else None,
+            placement=placement,
+        )
+        began = ended = None
+        if call.recurrence is not None:
+            states = (call.recurrence.initial_state, call.recurrence.final_state)
+            began, ended = (x if x is None or heads is None else x[:, heads] for x in states)
+        return JudgedCall(slot, layer, call.part, call.whole_mask is None, began, ended)
 
     def _map(self, call: AttentionCall) -> LayerMap:
         """Return a call's map, in the dtype in which it is stored."""

@@ -10,17 +10,25 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import FunctionType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch.compiler import is_compiling
 
 T = TypeVar("T")
 Wrapper = Callable[..., Any]
 """`wrapper(method, *args, **kwargs)`, called in place of `method(*args, **kwargs)`."""
+
+
+class Replacement(NamedTuple):
+    """An attribute that is replaced: `owner.name` becomes `wrap(owner.name)`."""
+
+    owner: Any
+    name: str
+    wrap: Callable[[Any], Any]
 
 
 class SharedOverride:
@@ -33,14 +41,16 @@ class SharedOverride:
         """The owner, its own value or None, and what it has been replaced by."""
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Open a block; when the last open block ends, every replaced attribute is restored.
+    def opened(self, replacements: Iterable[Replacement] = ()) -> Iterator[None]:
+        """Open a block in which attributes are replaced; when the last one ends, all are restored.
 
         An attribute that somebody else has set or deleted since stays as it is.
         """
         with self._lock:
             self._open += 1
         try:
+            for replacement in replacements:
+                self.replace(*replacement)
             yield
         finally:
             with self._lock:

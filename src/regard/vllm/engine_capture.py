@@ -28,7 +28,7 @@ from regard.recorder.certificates.output_comparison import examine
 from regard.recorder.layer import VALUES
 from regard.recorder.placement import ShardId
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
-from regard.recorder.storage.shard_folder import save_shard
+from regard.recorder.storage.capture_folder import save_shard
 from regard.support.override import SharedOverride
 from regard.vllm.attention_settings import (
     UnsupportedLayerError,

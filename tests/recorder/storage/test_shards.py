@@ -12,7 +12,7 @@ from regard.recorder.capture_result import Capture
 from regard.recorder.certificates.output_comparison import examine
 from regard.recorder.layer import Layer
 from regard.recorder.placement import Placement, ShardId, kv_slots, new_run
-from regard.recorder.storage.shard_folder import ShardFolder, save_shard
+from regard.recorder.storage.capture_folder import ShardFolder, save_shard
 from regard.recorder.summary import summarise
 from regard.support.file_lock import InUseError
 from regard.support.files import CaptureFileError

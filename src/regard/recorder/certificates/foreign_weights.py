@@ -1,6 +1,6 @@
 """`certify`: the certificate for weights that somebody else made, and for layers that another engine wrote.
 
-The definition is that of a capture, in `examination.examine`. Here are the checks of the arguments.
+The definition is that of a capture, in `output_comparison.examine`. Here are the checks of the arguments.
 """
 
 from __future__ import annotations

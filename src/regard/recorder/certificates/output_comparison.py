@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.maps.tile_passes.large_heads import has_large_lse, no_large_heads
+from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import OWN_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.certificates.row_products import multiply_rows, visible_keys
 from regard.recorder.summary import batch_kind, join_maps
@@ -63,22 +64,25 @@ def examine(
     output: Tensor,
     *,
     weights: Tensor | None = None,
-    own_lse: bool = False,
-    softly_masked_rows: bool = False,
-    problem: str | None = None,
-    against: str = OWN_OUTPUT,
     max_rows: int | None = ROWS,
+    **options: Any,
 ) -> Evidence:
     """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the model's output (B, H, T, E).
 
     `weights` are (B, H, T, S), and `max_rows` is the number of rows to compare, or None for all of them. The
-    other arguments are those of a `ComparedCall`.
+    `options` are further fields of a `ComparedCall`.
     """
     rows = sampled_rows(m.matrix[2], m.matrix[2] if max_rows is None else max_rows, m.device)
     output, own = at_rows(output, rows), None if weights is None else at_rows(weights, rows)
-    options = (own_lse, softly_masked_rows, problem, against)
-    (evidence,) = judge([ComparedCall(m, v, rows, output, own, *options)])
+    (evidence,) = judge([ComparedCall(m, v, rows, output, own, **options)])
     return evidence
+
+
+@torch.no_grad()
+def is_certified(call: AttentionCall) -> bool:
+    """Whether a call's weights times its values are its output."""
+    v, output, soft = call.v.detach(), call.output.detach(), call.softly_masked_rows
+    return examine(call.attention_map(), v, output, weights=call.weights, softly_masked_rows=soft).certified
 
 
 def at_rows(x: Tensor, rows: Tensor) -> Tensor:

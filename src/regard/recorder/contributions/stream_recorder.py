@@ -8,7 +8,7 @@ logits. Modules are wrapped, not hooked, and only in the context of the capture.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from regard.recorder.contributions.frozen_modules import (
     recognise_norm,
     tracked,
 )
-from regard.recorder.contributions.module_roles import ModuleRole
+from regard.recorder.contributions.module_roles import ModuleRole, module_roles
 from regard.recorder.contributions.output_projection import (
     LinearWeights,
     OutputProjection,
@@ -35,6 +35,7 @@ from regard.recorder.contributions.output_projection import (
 from regard.recorder.contributions.residual_stream import ResidualStream, StreamPass, StreamTerm
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import own_memory
+from regard.recorder.sources.structure_of_models.model_parts import look_at
 from regard.support.override import MethodWrappers
 
 FUSED = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
@@ -55,19 +56,19 @@ class HeardCall(NamedTuple):
 class StreamRecorder:
     """Records the residual stream of one model for one capture.
 
-    - `roles`: the modules that matter, from `module_roles`.
+    - `attention_names`: finds the names of its attention modules.
     - `token_id`: returns the id of a text that is one token, if the tokenizer is known.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        roles: tuple[ModuleRole, ...],
+        attention_names: Callable[[], Collection[str]],
         token_id: Callable[[str], int] | None = None,
     ) -> None:
-        self.model, self.roles, self.token_id = model, roles, token_id
-        self.unembedding = find_unembedding(model, roles)
-        self.problem = _problem(model, roles)
+        self.model, self.attention_names, self.token_id = model, attention_names, token_id
+        self.unembedding: LinearWeights | None = None
+        self.problem: str | None = None
         self._depth = 0  # calls of the model that have begun and not ended
         self._pass = StreamPass()
         self._entered: set[str] = set()  # the stacks whose first block has run in this pass
@@ -81,6 +82,9 @@ class StreamRecorder:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Inside the block, the model's modules are wrapped."""
+        mixers = look_at(self.model).parts.mixing.mixing
+        roles = module_roles(self.model, self.attention_names(), mixers)
+        self.unembedding, self.problem = find_unembedding(self.model, roles), _problem(self.model, roles)
         wrappers = MethodWrappers()
         take: Mapping[str, Callable[..., Any]] = {
             "branch": self._take_branch,
@@ -93,7 +97,7 @@ class StreamRecorder:
         }
         run: dict[str, Callable[..., Any]] = {"block": self._run_block, "attention": self._run_attention}
         run |= {name: functools.partial(self._run_plain, function) for name, function in take.items()}
-        for role in self.roles if self.problem is None else ():
+        for role in roles if self.problem is None else ():
             wrappers.add(role.module, "forward", functools.partial(self._run_role, run[role.role], role))
         for module in self.model.modules() if self.problem is None else ():
             if isinstance(module, GPT):
@@ -109,8 +113,7 @@ class StreamRecorder:
     def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take an attention call, whose output projection comes next."""
         if self.problem is None and self._depth:
-            output = call.output if call.used is None else call.used
-            self._heard.append(HeardCall(layer_id, output.detach(), call.used is not None))
+            self._heard.append(HeardCall(layer_id, call.used.detach(), call.edited is not None))
         elif self.problem is not None:
             self._not_found[layer_id.key] = self.problem
 

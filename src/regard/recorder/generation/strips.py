@@ -17,11 +17,11 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
-from regard.recorder.call_receiver import Slot
 from regard.recorder.certificates.certificate import join_evidence, sampled_rows
 from regard.recorder.generation.mask_join import CallSizes, Segment, join_masks
 from regard.recorder.layer import VALUES, Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
+from regard.recorder.waiting_call import JudgedCall
 
 PROBES = 64  # the number of keys that are kept for comparison with later calls if not all are in memory
 
@@ -63,26 +63,6 @@ def _matched(
     return step if match is not None and bool(match.any(1).all()) else None
 
 
-class StripCall(NamedTuple):
-    """An attention call that has been compared, as a layer by itself: it starts a strip, or continues one."""
-
-    slot: Slot
-    layer: Layer
-    state: Tensor | None  # that a linear layer returned, (B, H, D, E)
-
-    @property
-    def map(self) -> LayerMap:
-        """The map of the call, which is in memory, also if other ranks have other rows of it."""
-        m = self.layer.data().map
-        assert m is not None
-        return m
-
-    @property
-    def sizes(self) -> CallSizes:
-        """Its numbers of queries and keys."""
-        return CallSizes(*self.layer.shape[2:])
-
-
 class Strip:
     """A layer so far: the map of its first call, and what later calls have added.
 
@@ -92,7 +72,7 @@ class Strip:
 
     def __init__(self, layer: Layer, m: LayerMap, state: Tensor | None = None) -> None:
         self.layer, self.state = layer, state
-        self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings(m)
+        self.mask, self.scores = m.mask, ScoreSettings(m)
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
         # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample if none are kept.
@@ -175,7 +155,7 @@ class Strip:
         olds, news = zip(*pairs, strict=True)
         return _matched(kind, olds, news)
 
-    def extend(self, step: StripStep, call: StripCall, order: Tensor | None, mask: Mask) -> None:
+    def extend(self, step: StripStep, call: JudgedCall, order: Tensor | None, mask: Mask) -> None:
         """Append a call; of its old keys nothing is kept.
 
         `order` says for each batch entry which old sequence it continues; None means its own. `mask` is the
@@ -194,8 +174,8 @@ class Strip:
                 is_cut = new < S and name in ("k", VALUES)
                 self.added[name].append(x[:, :, S - new :].clone() if is_cut else x)
         self.T, self.S = self.T + T, self.S + new
-        self.mask, self.state = mask, call.state
-        self.evidence = join_evidence(self.evidence, call.layer.evidence, mask)
+        self.mask, self.state = mask, call.ended
+        self.layer.evidence = join_evidence(self.layer.evidence, call.layer.evidence, mask)
 
     def finished(self) -> Layer:
         """Return the whole layer."""
@@ -207,7 +187,7 @@ class Strip:
             tensors[name] = torch.cat([first, *(part.to(first.device) for part in self.added[name])], 2)
         values = tensors.pop(VALUES, None)
         # Rows that were taken back had been counted.
-        evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
+        evidence = replace(layer.evidence, rows=min(layer.evidence.rows, self.T), total_rows=self.T)
         return layer._with_data(LayerData(m._with_tokens(tensors, self.mask), values), evidence)
 
 
@@ -236,7 +216,7 @@ class StripMasks:
         """Forget the masks of a forward pass."""
         self._masks.clear()
 
-    def join(self, strip: Strip, step: StripStep, call: StripCall, order: Tensor | None) -> Mask:
+    def join(self, strip: Strip, step: StripStep, call: JudgedCall, order: Tensor | None) -> Mask:
         """Return the mask of a strip with a call; layers that share their masks share the result."""
         if strip.layer.is_linear:
             return strip.mask  # causal, whatever is added

@@ -12,9 +12,7 @@ projection, its layer cannot be certified.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -25,53 +23,17 @@ from regard.attention.inputs import check_inputs
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
-from regard.recorder.sources.structure_of_models.model_parts import look_at
+from regard.recorder.sources.structure_of_models.model_parts import Adapter, adapted_layers
 from regard.support.override import MethodWrappers, Wrapper
 
-Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 REQUIRED, OPTIONAL = ("q", "k", "v"), ("output", "lse", "mask", "scale", "softcap", "sinks", "problem")
-
-
-def layer_ids(
-    model: nn.Module, adapters: Mapping[str, Adapter], first: int = 0
-) -> dict[str, tuple[LayerId, Adapter]]:
-    """Return the id and the adapter of every module that `adapters` names, in the model's order.
-
-    A name may be a pattern such as "blocks.*.attn". Layers are numbered from `first`.
-    """
-    names = [name for name, _ in model.named_modules()]
-    adapter_of: dict[str, Adapter] = {}
-    for pattern, adapter in adapters.items():
-        if not callable(adapter):
-            raise ValueError(
-                f"adapters[{pattern!r}]: expected a function of (module, args, kwargs, output), "
-                f"got {type(adapter).__name__}"
-            )
-        # A name with brackets in it does not match itself as a pattern.
-        matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
-        if not matching:
-            similar = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-            hint = f"; similar names are {', '.join(map(repr, similar))}" if similar else ""
-            raise ValueError(f"adapters: expected names of modules in the model, got {pattern!r}{hint}")
-        adapter_of |= dict.fromkeys(matching, adapter)
-    ordered = [name for name in names if name in adapter_of]
-    return {name: (LayerId(first + i, name), adapter_of[name]) for i, name in enumerate(ordered)}
-
-
-def attention_names(
-    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
-) -> frozenset[str]:
-    """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
-    if adapters is not None:
-        return frozenset(layer_ids(model, adapters))
-    return look_at(model).parts.softmax_attention
 
 
 def attach_adapters(
     model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Adapter], wrappers: MethodWrappers
 ) -> None:
     """Add wrappers that call the adapters after every call of their modules."""
-    modules, targets = dict(model.named_modules()), layer_ids(model, adapters)
+    modules, targets = dict(model.named_modules()), adapted_layers(model, adapters)
     receiver.expect([layer_id for layer_id, _ in targets.values()])
     for name, (layer_id, adapter) in targets.items():
         wrappers.add(modules[name], "forward", _adapted_forward(modules[name], layer_id, adapter, receiver))

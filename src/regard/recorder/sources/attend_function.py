@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch import Tensor
 from regard.attention.attend import attend
 from regard.attention.backends.plan import CallArguments, attend_by_plan
 from regard.attention.backends.problem import prepare
-from regard.attention.context_parallel.ring import RingCall, ring_listeners
+from regard.attention.context_parallel.ring import RingCall
 from regard.attention.inputs import as_batch_mask
 from regard.attention.masks.views import Positions
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
@@ -34,27 +33,25 @@ from regard.recorder.sources.call_listeners import (
     Listening,
     current_listeners,
     notify,
+    open_listeners,
     read_or_explain,
     reading_mode,
     wants_overview,
 )
-from regard.recorder.sources.evicted_keys import with_evicted_keys
 from regard.recorder.sources.sdpa_call import attention_call
+from regard.recorder.sources.structure_of_models.calling_modules import calling_module
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.storage.layer_file import storable_mask
-from regard.support.override import SharedOverride
+from regard.support.override import Replacement
 from regard.support.torch_internals import current_transform
 
-_override = SharedOverride()
 HEARD = ("regard.layers.attention", "regard.recorder.sources.transformers_library.transformers_attention")
 """The files of Regard's own code that compute a model's attention."""
 
 
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While any such block is open, calls of `attend` go to the listeners of the context that makes them."""
-    with _override.opened(), ring_listeners.added(_pass_on):
-        _override.replace(sys.modules[attend.__module__], attend_by_plan.__name__, lambda _: observed_attend)
-        yield
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the function that `attend` computes by."""
+    yield Replacement(sys.modules[attend.__module__], attend_by_plan.__name__, lambda _: observed_attend)
 
 
 def observed_attend(arguments: CallArguments, return_lse: bool) -> tuple[Tensor, Tensor | None]:
@@ -104,12 +101,20 @@ def observed_attend(arguments: CallArguments, return_lse: bool) -> tuple[Tensor,
                 call = with_evicted_keys(call)
             call = notify(listeners, call)
     output = output.reshape(*q.shape[:-1], v.shape[-1])
-    if isinstance(call, AttentionCall) and call.used is not None:
-        output = call.used.reshape(output.shape)
+    if call.edited is not None:
+        output = call.edited.reshape(output.shape)
     return output, lse.reshape(q.shape[:-1]) if return_lse and lse is not None else None
 
 
-def _pass_on(call: RingCall) -> None:
+def with_evicted_keys(call: AttentionCall) -> AttentionCall:
+    """Return a call of the layer that is running with the keys that its cache has evicted, if any."""
+    layer = calling_module()
+    watch = next((x.caches[layer] for x in open_listeners.get() if layer in x.caches), None)
+    return call if watch is None else watch.restored(call)
+
+
+def hear_ring(call: RingCall) -> None:
+    """Pass a call on a ring to the listeners of this context."""
     listeners = current_listeners()
     if any(listener.is_editor for listener in listeners):
         raise ValueError(

@@ -94,6 +94,21 @@ def notify(listeners: Iterable[CallListener], call: Call) -> Call:
     return call
 
 
+def collecting(
+    calls: list[Call],
+    listeners: Sequence[CallListener] = (),
+    overview: bool = False,
+    query_shape: Sequence[int] | None = None,
+) -> CallListener:
+    """Return a listener that passes calls to others, and appends them to a list as these return them."""
+
+    def collect(call: Call) -> Call:
+        calls.append(notify(listeners, call))
+        return calls[-1]
+
+    return CallListener(collect, any(x.is_editor for x in listeners), overview, query_shape)
+
+
 def wants_overview(listeners: Sequence[CallListener]) -> bool:
     """Return whether a call should hand out an overview. Edited weights would have another one."""
     return any(x.wants_overview for x in listeners) and not any(x.is_editor for x in listeners)

@@ -15,18 +15,12 @@ from torch import nn
 
 from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.sources.structure_of_models.module_kinds import compiled_forward
-from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
+from regard.support.override import ContextEntries, MethodWrappers, Replacement, SharedOverride
 from regard.support.torch_internals import compiled_module_class
 
 _captured: ContextEntries[frozenset[nn.Module]] = ContextEntries("captured_modules")
 """The modules of the models that are captured in a context."""
 _override = SharedOverride()
-
-
-def original_model(model: nn.Module) -> nn.Module:
-    """Return the model that was passed to `torch.compile`, or the model itself."""
-    kind = compiled_module_class()
-    return model._orig_mod if kind is not None and isinstance(model, kind) else model  # type: ignore[return-value]
 
 
 @contextmanager
@@ -44,10 +38,9 @@ def uncompiled(model: KnownModel, wrappers: MethodWrappers) -> Iterator[None]:
             wrappers.add(module, "forward", _in_place_of(original))
         if hasattr(module, "get_compiled_call"):
             wrappers.add(module, "get_compiled_call", functools.partial(_plain_call, module))
-    captured = frozenset(model.modules.values())
-    with _override.opened(), _captured.added(captured):
-        if (kind := compiled_module_class()) is not None:
-            _override.replace(kind, "__call__", _original_call)
+    kind = compiled_module_class()
+    replacements = [] if kind is None else [Replacement(kind, "__call__", _original_call)]
+    with _override.opened(replacements), _captured.added(frozenset(model.modules.values())):
         yield
 
 

@@ -6,40 +6,16 @@ still holds; the evicted ones are remembered here, so that the map shows every t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
 from regard.layers import Attention, KVCache
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.sources.structure_of_models.calling_modules import calling_module
-from regard.support.override import ContextEntries, MethodWrappers
-
-_watches: ContextEntries[Mapping[nn.Module, CacheWatch]] = ContextEntries("cache_watches")
-
-
-@contextmanager
-def cache_watches(modules: Iterable[nn.Module], wrappers: MethodWrappers) -> Iterator[None]:
-    """Inside the block, what the caches of Regard's layers among some modules evict is remembered."""
-    watches: dict[nn.Module, CacheWatch] = {
-        module: CacheWatch(module) for module in modules if isinstance(module, Attention)
-    }
-    for layer, watch in watches.items():
-        wrappers.add(layer, "forward", watch.forward)
-    with _watches.added(watches):
-        yield
-
-
-def with_evicted_keys(call: AttentionCall) -> AttentionCall:
-    """Return a call of the layer that is running with the keys that its cache has evicted, if any."""
-    layer = calling_module()
-    watch = next((watches[layer] for watches in _watches.get() if layer in watches), None)
-    return call if watch is None else watch.restored(call)
 
 
 class CacheWatch:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import listeners_to, notify, read_or_explain
 from regard.recorder.sources.sdpa_call import repeats_heads
 from regard.recorder.sources.structure_of_models.calling_modules import calling_module
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.sources.structure_of_models.module_kinds import (
     GATED_DELTA_RULE,
     MAMBA2_SCAN,
@@ -32,7 +32,7 @@ from regard.recorder.sources.structure_of_models.module_kinds import (
     MAMBA2_WHOLE,
     is_lightning,
 )
-from regard.support.override import MethodWrappers, SharedOverride
+from regard.support.override import MethodWrappers, Replacement
 
 # What `l2norm` of Transformers and of flash-linear-attention adds to the sum of squares.
 QK_NORM = 1e-6
@@ -41,24 +41,12 @@ Read = Callable[[Arguments, Tensor | None, Any], Call | None]
 """`read(arguments, state before, result)`: the call, or None if the function computed nothing."""
 
 
-_override = SharedOverride()
-
-
-@contextmanager
-def intercepted(modules: Collection[nn.Module], take: Take, wrappers: MethodWrappers) -> Iterator[None]:
-    """Inside the block, the calls of some linear layers go to the listeners.
-
-    `take` receives those of lightning attention, from wrappers that are added.
-    """
-    for module in filter(is_lightning, modules):
-        _watch_lightning(module, take, wrappers)
-    with _override.opened():
-        for file in {type(module).__module__ for module in modules}:
-            for name, read in READERS.items():
-                # Under its name in the model's file, until the last block is left.
-                if callable(getattr(sys.modules.get(file), name, None)):
-                    _override.replace(sys.modules[file], name, functools.partial(_observed, read))
-        yield
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the functions of a model's linear layers, under their names in the model's files."""
+    for file in {type(model.modules[name]).__module__ for name in model.parts.linear}:
+        for name, read in READERS.items():
+            if callable(getattr(sys.modules.get(file), name, None)):
+                yield Replacement(sys.modules[file], name, functools.partial(_observed, read))
 
 
 def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,12 +213,14 @@ def _convolution(module: nn.Module) -> int | None:
 Take = Callable[[nn.Module, AttentionCall], object]
 
 
-def _watch_lightning(module: Any, take: Take, wrappers: MethodWrappers) -> None:
-    """Add wrappers by which `take` receives the calls of a module of lightning attention."""
-    heard: dict[str, Tensor] = {}
-    wrappers.add(module.qkv_proj, "forward", functools.partial(_note_projection, heard))
-    wrappers.add(module.norm, "forward", functools.partial(_note_output, heard))
-    wrappers.add(module, "forward", functools.partial(_run_lightning, module, heard, take))
+def watch_lightning(model: KnownModel, take: Take, wrappers: MethodWrappers) -> None:
+    """Add wrappers by which `take` receives the calls of a model's modules of lightning attention."""
+    for module in filter(is_lightning, (model.modules[name] for name in model.parts.linear)):
+        heard: dict[str, Tensor] = {}
+        parts: Any = module
+        wrappers.add(parts.qkv_proj, "forward", functools.partial(_note_projection, heard))
+        wrappers.add(parts.norm, "forward", functools.partial(_note_output, heard))
+        wrappers.add(module, "forward", functools.partial(_run_lightning, module, heard, take))
 
 
 def _note_projection(heard: dict[str, Tensor], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

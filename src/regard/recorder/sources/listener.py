@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from regard.attention.context_parallel.ring import ring_listeners
+from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.call_receiver import CallReceiver
 from regard.recorder.layer import LayerId
@@ -23,7 +25,6 @@ from regard.recorder.map_preparation import without_autocast
 from regard.recorder.rank_group import is_distributed
 from regard.recorder.sources import (
     attend_function,
-    evicted_keys,
     linear_attention,
     sdpa,
     token_order,
@@ -41,13 +42,25 @@ from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call
 from regard.recorder.sources.eager.eager_scores import EagerAttention
 from regard.recorder.sources.earlier_calls import PARTS, EarlierCall
+from regard.recorder.sources.evicted_keys import CacheWatch
 from regard.recorder.sources.rank_placement import place_heads, place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.layer_names import number_in
 from regard.recorder.sources.structure_of_models.model_parts import KnownModel
-from regard.support.override import MethodWrappers
+from regard.recorder.sources.transformers_library import transformers_interface
+from regard.support.override import MethodWrappers, Replacement, SharedOverride
 from regard.support.torch_internals import current_transform
 
+
+class Source(Protocol):
+    """A file that hears attention calls: it passes them to the listeners of the context that makes them."""
+
+    def replacements(self, model: KnownModel) -> Iterator[Replacement]:
+        """Yield the functions that are wrapped while a block is open. Without listeners nothing changes."""
+
+
+SOURCES: tuple[Source, ...] = (sdpa, attend_function, torch_mha, transformers_interface, linear_attention)
+_override = SharedOverride()
 SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
     "name num_heads in the module"
@@ -68,6 +81,8 @@ class Listener:
         # An edit does not reach linear layers, and is not told of them.
         ids = parts.layer_ids if receiver.is_editor else parts.layer_ids | parts.linear_ids
         self.layer_ids = {modules[name]: layer_id for name, layer_id in ids.items()}
+        self.caches = {x: CacheWatch(x) for x in self.layer_ids if isinstance(x, Attention)}
+        """What the caches of Regard's own layers evict."""
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
 
@@ -113,8 +128,7 @@ class Listener:
             if part is None and len(earlier) > 1 and earlier[-1].is_cut_like(earlier[0]):
                 for place in (earlier[0].slot, slot):
                     self.receiver.unplace(place, PARTS)
-        # Those among them that run in `run_and_disown` know when an output was not used.
-        sdpa.if_unused(functools.partial(self.receiver.disown, slot))
+            call = call._replace(if_unused=(*call.if_unused, functools.partial(self.receiver.disown, slot)))
         return call
 
     def _parent(self, module: nn.Module) -> nn.Module | None:
@@ -171,9 +185,7 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
         call = _eager_call(attention, independent)
         with without_autocast(device):
             call = notify(listeners, call)
-    if isinstance(call, UnreadableCall) or call.used is None:
-        return None
-    return attention.restore(call.used.reshape(attention.output.shape))
+    return None if call.edited is None else attention.restore(call.edited.reshape(attention.output.shape))
 
 
 def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
@@ -200,16 +212,12 @@ def attached(model: KnownModel, receiver: CallReceiver, wrappers: MethodWrappers
     run_fused = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
     for name in parts.fused:
         wrappers.add(modules[name], "forward", run_fused)
+    for layer, cache in listener.caches.items():
+        wrappers.add(layer, "forward", cache.forward)
+    linear_attention.watch_lightning(model, listener.take, wrappers)
     with ExitStack() as undo:
-        undo.enter_context(evicted_keys.cache_watches([modules[name] for name in parts.layer_ids], wrappers))
-        for intercepted in (sdpa, attend_function, torch_mha):
-            undo.enter_context(intercepted.intercepted())
-        if parts.pretrained:
-            from regard.recorder.sources.transformers_library import transformers_interface
-
-            undo.enter_context(transformers_interface.intercepted())
-        if not receiver.is_editor and parts.linear:
-            linear = [modules[name] for name in parts.linear]
-            undo.enter_context(linear_attention.intercepted(linear, listener.take, wrappers))
+        undo.enter_context(ring_listeners.added(attend_function.hear_ring))
+        replacements = (row for source in SOURCES for row in source.replacements(model))
+        undo.enter_context(_override.opened(replacements))
         undo.enter_context(open_listeners.added(listener))
         yield

@@ -26,9 +26,9 @@ from regard.attention.masks.named_masks import causal
 from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.attention.masks.views import Positions
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
+from regard.recorder.certificates.output_comparison import is_certified
 from regard.recorder.placement import Placement, Runs
 from regard.recorder.rank_group import RankGroup, is_distributed, is_dtensor
-from regard.recorder.sources.structure_of_models.function_arguments import is_certified
 from regard.recorder.storage.layer_file import storable_mask
 from regard.support.override import ContextEntries
 

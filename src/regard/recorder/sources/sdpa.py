@@ -8,8 +8,8 @@ the call to the listeners of the current context. Code outside of that context i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -54,8 +54,9 @@ from regard.recorder.sources.structure_of_models.head_order import (
     note_axes,
     unpack,
 )
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
 from regard.recorder.sources.structure_of_models.module_kinds import FUSED_OPERATORS
-from regard.support.override import SharedOverride
+from regard.support.override import Replacement
 from regard.support.torch_internals import (
     any_autocast_enabled,
     current_function_mode,
@@ -75,21 +76,16 @@ FLASH: int = SDPBackend.FLASH_ATTENTION.value
 LEAVING = {"numpy", "__array__", "tolist", "__dlpack__"}
 """Functions by which a tensor leaves PyTorch."""
 
-_override = SharedOverride()
 
-
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While any such block is open, the function is intercepted under its public name.
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the function under its public name.
 
     Transformers' and PyTorch's own code call it by that name, and run without the mode: it would cost each
     operation 10 µs, and PyTorch's modules would leave their fused kernels. All other code runs in the mode.
     """
-    with _override.opened():
-        # PyTorch's context parallelism puts a function of its own there, which has to run.
-        if functional.scaled_dot_product_attention is original:
-            _override.replace(functional, original.__name__, lambda _: observed_attention)
-        yield
+    # PyTorch's context parallelism puts a function of its own there, which has to run.
+    if functional.scaled_dot_product_attention is original:
+        yield Replacement(functional, original.__name__, lambda _: observed_attention)
 
 
 def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -152,14 +148,14 @@ class UnusedOutputs:
     """The outputs of the attention calls of a running module that no function has taken yet."""
 
     def __init__(self) -> None:
-        self._outputs: list[tuple[Tensor, tuple[Disown, ...]]] = []
+        self._outputs: list[tuple[Tensor, Sequence[Callable[[], None]]]] = []
 
     def __bool__(self) -> bool:
         return bool(self._outputs)
 
-    def add(self, output: Tensor, disowns: tuple[Disown, ...]) -> None:
+    def add(self, output: Tensor, if_unused: Sequence[Callable[[], None]]) -> None:
         """Add an output, and what to call if it turns out to be unused."""
-        self._outputs.append((output, disowns))
+        self._outputs.append((output, if_unused))
 
     def keep_unless(self, values: Iterable[Any]) -> None:
         """Take out the outputs that are among some values, or in a list or tuple among them."""
@@ -169,20 +165,12 @@ class UnusedOutputs:
 
     def disown(self) -> None:
         """Tell the listeners of the outputs that are left that nothing used them."""
-        for _, disowns in self._outputs:
-            for disown in disowns:
+        for _, if_unused in self._outputs:
+            for disown in if_unused:
                 disown()
 
 
-Disown = Callable[[], None]
 _unused: ContextVar[UnusedOutputs | None] = ContextVar("unused_outputs", default=None)
-_disowns: ContextVar[list[Disown] | None] = ContextVar("disowns", default=None)
-
-
-def if_unused(disown: Disown) -> None:
-    """Call a function if the module that makes the current attention call does not use its output."""
-    if (disowns := _disowns.get()) is not None:
-        disowns.append(disown)
 
 
 def run_and_disown(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -307,16 +295,11 @@ def _observed(
         if isinstance(call, AttentionCall) and (dropout or kept is not None or independent is not None):
             unplaced = call.unplaced or independent
             call = call._replace(problem=dropout_problem(dropout), kept=kept, unplaced=unplaced)
-        disowns: list[Disown] = []
-        token = _disowns.set(disowns)
-        try:
-            call = notify(listeners, call)
-        finally:
-            _disowns.reset(token)
-    if isinstance(call, AttentionCall) and call.used is not None:
-        output = call.used.reshape(output.shape)
-    if (unused := _unused.get()) is not None and disowns:
-        unused.add(output, tuple(disowns))
+        call = notify(listeners, call)
+    if call.edited is not None:
+        output = call.edited.reshape(output.shape)
+    if (unused := _unused.get()) is not None and isinstance(call, AttentionCall):
+        unused.add(output, call.if_unused)
     return output
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -30,32 +29,27 @@ from regard.recorder.sources import token_order
 from regard.recorder.sources.call_listeners import (
     CallListener,
     Listening,
+    collecting,
     current_listeners,
     listeners_to,
     notify,
 )
 from regard.recorder.sources.mask_tensors import as_rule
 from regard.recorder.sources.structure_of_models.calling_modules import calling_module
-from regard.support.override import SharedOverride
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
+from regard.support.override import Replacement
 
 NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"
 
 
-_override = SharedOverride()
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the functions that compute PyTorch's attention.
 
-
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While any capture is open, the functions that compute PyTorch's attention are intercepted.
-
-    They are replaced, and modules not hooked: PyTorch leaves its fast path if it finds a hook. The wrappers
-    notify the listeners of their own context; without any they change nothing.
+    They are replaced, and modules not hooked: PyTorch leaves its fast path if it finds a hook.
     """
-    with _override.opened():
-        _override.replace(functional, "multi_head_attention_forward", _with_weights)
-        _override.replace(torch, "_native_multi_head_attention", _fused_attention)
-        _override.replace(torch, "_transformer_encoder_layer_fwd", _fused_layer)
-        yield
+    yield Replacement(functional, "multi_head_attention_forward", _with_weights)
+    yield Replacement(torch, "_native_multi_head_attention", _fused_attention)
+    yield Replacement(torch, "_transformer_encoder_layer_fwd", _fused_layer)
 
 
 _signature = inspect.signature(functional.multi_head_attention_forward)
@@ -81,7 +75,7 @@ def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
         bound.arguments |= {"need_weights": False, "is_causal": False, "training": False}
         calls: list[Call] = []
         # The second run is compared, and the model goes on with the first.
-        with Listening(_collector(calls)), torch.no_grad():
+        with Listening(collecting(calls)), torch.no_grad():
             recomputed: Tensor = run(*bound.args, **bound.kwargs)[0]
         problem = dropout_problem(dropout) or _difference_problem(result[0].detach(), recomputed)
         for call in calls:
@@ -89,16 +83,6 @@ def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return observed
-
-
-def _collector(calls: list[Call], listeners: tuple[CallListener, ...] = ()) -> CallListener:
-    """Return a listener that passes calls to other listeners and appends them to a list."""
-
-    def collect(call: Call) -> Call:
-        calls.append(notify(listeners, call))
-        return calls[-1]
-
-    return CallListener(collect, any(listener.is_editor for listener in listeners))
 
 
 def _edited_with_weights(
@@ -109,7 +93,7 @@ def _edited_with_weights(
     # As above: with weights PyTorch goes by the mask and not by the hint.
     bound.arguments |= {"need_weights": False, "is_causal": False}
     calls: list[Call] = []
-    with Listening(_collector(calls, listeners)):
+    with Listening(collecting(calls, listeners)):
         output: Tensor = run(*bound.args, **bound.kwargs)[0]
     (call,) = calls
     if isinstance(call, UnreadableCall):
@@ -121,8 +105,7 @@ def _edited_with_weights(
 
 def _notify_unchanged(listeners: tuple[CallListener, ...], call: AttentionCall) -> None:
     """Pass on a call whose output is inside a fused kernel; a RuntimeError says so if an edit changes it."""
-    heard = notify(listeners, call)
-    if isinstance(heard, AttentionCall) and heard.used is not None:
+    if notify(listeners, call).edited is not None:
         raise RuntimeError(
             "PyTorch ran this attention in one fused kernel, whose output cannot be edited: "
             "write torch.backends.mha.set_fastpath_enabled(False) before"

@@ -1,8 +1,8 @@
-"""Writes a capture to a folder: one file for each layer, and `capture.json`, which describes them.
+"""Writes a capture to a folder, as its model runs or afterwards: a file for each layer, and `capture.json`.
 
 Every save writes its files under new names and `capture.json` last, atomically. Until then the folder holds
-the capture that it held before, so a save that is killed changes nothing. A layer's file is opened when the
-layer is first used. A folder may hold a shard of a capture that several processes make: see `shard_folder`.
+the capture that it held before, so a save that is killed changes nothing. Several processes that make a
+capture together write a folder each, inside of one: see `ShardFolder`.
 """
 
 from __future__ import annotations
@@ -10,56 +10,45 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 import os
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from regard.recorder.certificates.certificate import Evidence
-from regard.recorder.layer import Layer, LayerData
-from regard.recorder.placement import Placement, ShardId
+from regard.recorder.layer import Layer
+from regard.recorder.placement import SHARD_FOLDER, ShardId
+from regard.recorder.sizes import parse_bytes
 from regard.recorder.storage import layer_file
-from regard.recorder.storage.picture_files import (
-    PICTURE_FILE,
-    PicturesDescription,
-    describe_pictures,
-    write_pictures,
+from regard.recorder.storage.capture_index import (
+    INDEX,
+    LAYER_FILE,
+    SHARDS,
+    SHARDS_FORMAT,
+    LayerDescription,
+    StoredLayer,
+    shard_label,
+    to_json,
 )
+from regard.recorder.storage.picture_files import PICTURE_FILE, write_pictures
 from regard.recorder.storage.stores import Store
-from regard.support.file_lock import FileLock
+from regard.support.file_lock import FileLock, InUseError
 from regard.support.files import (
-    CaptureFileError,
     atomic_write,
     check_folder_writable,
     make_folder,
     remove_temporary_files,
+    write_error,
 )
-from regard.support.plain_data import to_plain
-from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.recorder.capture_result import Capture
 
-FORMAT = "regard.capture 1"
-INDEX = "capture.json"
-SHARDS = "shards.json"
-"""The file that a folder has in place of `capture.json` if its capture was made by several processes."""
-SHARDS_FORMAT = "regard.shards 1"
 LOCK = ".lock"
-# Only files of such names are deleted, so that a user's own stay. A leading dot is that of an unfinished
-# write.
-LAYER_FILE = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")
 
 
 def save(seen: Capture, path: str | os.PathLike[str]) -> None:
@@ -78,64 +67,29 @@ def write_capture(seen: Capture, folder: Folder) -> None:
         folder.release()
 
 
-class LayerDescription(NamedTuple):
-    """A layer as `capture.json` has it; the checksum is compared with that of its file at the first use."""
-
-    number: int
-    name: str
-    stack: str
-    shape: tuple[int, int, int, int]
-    heads: tuple[int, ...]
-    file: str
-    checksum: int
-    evidence: Evidence
-    placement: Placement | None = None
-
-    @classmethod
-    def of(cls, layer: Layer, file: str, checksum: int) -> LayerDescription:
-        """Describe a layer as it is now, whose tensors are in a file."""
-        evidence, placement = layer.evidence, layer.placement
-        return cls(*layer.layer_id, layer.shape, layer.heads, file, checksum, evidence, placement)
+def save_shard(seen: Capture, root: str | os.PathLike[str], shard: ShardId) -> None:
+    """Write this rank's part of a capture; the capture is complete when all ranks have written theirs."""
+    write_capture(seen, ShardFolder(root, shard))
 
 
-class StoredLayer(Layer):
-    """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
+def store_for(
+    folder: str | os.PathLike[str] | None, budget: int | str | None, store: str, shard: ShardId | None = None
+) -> Store:
+    """Return the store for the options `folder`, `budget` and `store` of `regard.capture`.
 
-    `shape` and `evidence` are as `described`, so that neither needs the file, which is in the folder `path`
-    and says which `shard` it belongs to; `folder` is what has written it.
+    `shard` says which part of the capture this process makes, if several make it.
     """
-
-    def __init__(
-        self, described: LayerDescription, path: Path, shard: ShardId | None, folder: Folder | None = None
-    ) -> None:
-        number, name, stack, shape, heads, file, checksum, evidence, placement = described
-        super().__init__(number, name, stack, None, evidence, heads, placement=placement)
-        self._shape = shape
-        self.file, self.checksum, self.shard = path / file, checksum, shard
-        self.folder = folder  # that wrote it: a temporary one is deleted with the last of its layers
-        self._is_checked = False
-
-    def data(self) -> LayerData:
-        """Open the file and return its tensors, which are read from disk when they are used."""
-        is_map = self.placement is None or self.placement.is_map
-        data = layer_file.read(self.file, shard_label(self, self.shard), is_map)
-        if data.matrix != self.shape:
-            raise CaptureFileError(
-                f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
-                f"got {data.matrix}"
-            )
-        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.checksum:
-            raise CaptureFileError(
-                f"{self.file} is damaged: expected a file with the checksum {self.checksum:08x}, as "
-                f"{INDEX} says, got {found:08x}"
-            )
-        self._is_checked = True
-        return data
-
-
-def shard_label(layer: Layer, shard: ShardId | None) -> str:
-    """Return what a layer's file says about its shard, so that files of two ranks are never confused."""
-    return "" if shard is None else json.dumps([*shard, layer.key, layer.heads, layer.placement])
+    if store not in ("maps", "statistics"):
+        raise ValueError(f"store: expected 'maps' or 'statistics', got {store!r}")
+    inner: Store
+    if folder is not None:
+        inner = Folder(folder) if shard is None else ShardFolder(folder, shard)
+    elif budget is not None:
+        inner = BudgetStore(parse_bytes("budget", budget))
+    else:
+        inner = Store()
+    inner.keeps_maps = store == "maps"
+    return inner
 
 
 class Folder(Store):
@@ -230,63 +184,94 @@ class Folder(Store):
                 path.unlink(missing_ok=True)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that make this capture."""
-    numbers = {"regard": __version__, "torch": torch.__version__}
-    for name in ("transformers", "vllm"):
-        # A library that is not imported took no part.
-        if (library := sys.modules.get(name)) is not None:
-            numbers[name] = library.__version__
-    return numbers
+class ShardFolder(Folder):
+    """The folder of one rank inside the folder `root` of a capture that several processes make together.
 
+        run1/
+        ├── shards.json                  {"format": "regard.shards 1", "run": "9f2c…", "of": 2}
+        ├── rank-0-of-2-9f2c…/           an ordinary folder of a capture: the shard of rank 0
+        │   ├── capture.json
+        │   └── layer-0-….safetensors  …
+        └── rank-1-of-2-9f2c…/
 
-class PredictionsDescription(NamedTuple):
-    """Predictions as `capture.json` has them: flat lists; a loss that is not known is null."""
+    A rank writes what it has computed and certified, and nothing else: its layers, each with the numbers in
+    the model of its heads (`Layer.heads`) and of its key/value heads, rows and keys (`Layer.placement`). A
+    rank that has none of the layers writes a shard without layers. All ranks give the same ids, boundary and
+    edits, and the same `run`, one `new_run()` that all were told. No rank waits for another: the one that
+    finishes last writes `shards.json`, and until then the folder holds the capture that it held before.
+    `regard.load("run1")` joins the shards as they are used.
 
-    likeliest: list[int]
-    probabilities: list[float]
-    losses: list[float | None]
-    ranks: list[int]
-    words: dict[int, str]
-
-
-@dataclass(frozen=True)
-class CaptureDescription:
-    """A capture as `capture.json` has it: its fields have the names of those of a `Capture`."""
-
-    model: str
-    layers: list[LayerDescription]
-    ids: list[list[int]] | None = None
-    tokens: list[list[str]] | None = None
-    target_ids: list[list[int]] | None = None
-    target_tokens: list[list[str]] | None = None
-    attention_mask: list[list[int]] | None = None
-    boundary: int | None = None
-    missing: dict[str, str] = field(default_factory=dict)
-    other_mixers: dict[str, str] = field(default_factory=dict)
-    is_whole: bool = True
-    edits: tuple[str, ...] = ()
-    fingerprint: str | None = None
-    shard: ShardId | None = None
-    predictions: PredictionsDescription | None = None
-    pictures: PicturesDescription | None = None
-
-
-def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str]) -> dict[str, Any]:
-    """Describe a capture as plain data, without its tensors.
-
-    `stored` are its layers, and `pictures` the names of its pictures' files.
+    Rank 0 keeps other captures from being written to `root` until it releases the folder.
     """
-    described = {x.name: getattr(seen, x.name) for x in dataclasses.fields(CaptureDescription)}
-    described |= {name: x.long().tolist() for name, x in described.items() if isinstance(x, Tensor)}
-    described["layers"] = [LayerDescription.of(x, x.file.name, x.checksum) for x in stored]
-    if (predictions := seen.predictions) is not None:
-        lists = {
-            name: getattr(predictions, name).flatten().tolist() for name in PredictionsDescription._fields[:4]
-        }
-        lists["losses"] = [None if math.isnan(loss) else loss for loss in lists["losses"]]
-        described["predictions"] = PredictionsDescription(**lists, words=predictions.words)
-    if seen.pictures is not None:
-        described["pictures"] = describe_pictures(seen.pictures, pictures)
-    about = {"format": FORMAT, "versions": versions(), "certified": seen.certificate.certified}
-    return {**about, **to_plain(described)}
+
+    def __init__(self, root: str | os.PathLike[str], shard: ShardId) -> None:
+        self.root = Path(root)
+        if (self.root / INDEX).exists():
+            raise ValueError(
+                f"path: expected a folder for the ranks of a capture, got {self.root}, which holds a capture "
+                "of one process: choose another folder"
+            )
+        places = [self.root] if shard.rank == 0 else []
+        super().__init__(self.root / shard.check().folder, shard, places)
+
+    def finish(self, seen: Capture) -> None:
+        """Write `capture.json` of this rank, and `shards.json` if all other ranks have written theirs."""
+        super().finish(seen)
+        self._commit()
+
+    def _commit(self) -> None:
+        """Write `shards.json` if all shards are there, and delete those of other runs.
+
+        Of the ranks that finish at once, several may do this: they write the same.
+        """
+        assert self.shard is not None
+        run, _, of = self.shard
+        names = {ShardId(run, rank, of).folder for rank in range(of)}
+        if not all((self.root / name / INDEX).exists() for name in names):
+            return
+        try:
+            with atomic_write(self.root / SHARDS) as file:
+                file.write_text(json.dumps({"format": SHARDS_FORMAT, "run": run, "of": of}), encoding="utf-8")
+        except OSError as error:
+            raise write_error("path", self.root, error) from None
+        for folder in self.root.iterdir():
+            # A run that is still being written keeps its shards.
+            if SHARD_FOLDER.fullmatch(folder.name) and folder.name not in names and not _is_in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Whether a process writes to the folder of a rank."""
+    try:
+        FileLock(folder / LOCK, "path", folder).release()
+    except InUseError:
+        return True
+    except OSError:  # no folder any more, or no folder at all
+        pass
+    return False
+
+
+class BudgetStore(Store):
+    """Uses at most `limit` bytes of memory, and then a temporary folder that lives as long as its layers."""
+
+    can_wait = False
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.used = limit, 0
+        self._folder: Folder | None = None
+
+    def _put(self, layer: Layer, instead_of: Layer | None) -> Layer:
+        # In memory if the budget allows it; otherwise in the temporary folder.
+        if instead_of is not None and instead_of.in_memory:
+            self.used -= instead_of.nbytes
+        if self.used + layer.nbytes <= self.limit:
+            self.used += layer.nbytes
+            return layer
+        self._folder = self._folder or Folder.temporary()
+        return self._folder.put(layer, instead_of)
+
+    def release(self) -> None:
+        """Release the temporary folder."""
+        if self._folder is not None:
+            self._folder.release()

@@ -19,7 +19,7 @@ from regard.maps import loader as map_loader
 from regard.recorder.capture_result import Capture
 from regard.recorder.layer import LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, ShardId
-from regard.recorder.storage.capture_folder import (
+from regard.recorder.storage.capture_index import (
     FORMAT,
     INDEX,
     LAYER_FILE,

@@ -64,7 +64,7 @@ class _Held(CallReceiver):
             queries.append(_moved(inputs.q, before.q))
         if not call.again and call.part != "rows":  # the next queries have the same keys
             keys.append(_moved(inputs.k, before.k))
-        return call._replace(used=before.output)
+        return call._replace(edited=before.output)
 
 
 def _moved(x: Tensor, before: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask, conjunction
 from regard.attention.masks.tensor_masks import TensorMask
 from regard.recorder.attention_call import AttentionCall
+from regard.recorder.certificates.output_comparison import is_certified
 from regard.recorder.map_preparation import write_count
 from regard.recorder.sources.eager.eager_scores import CHANGED, LOW, EagerAttention, Scores
 from regard.recorder.sources.mask_tensors import read_mask
 from regard.recorder.sources.sdpa import autocast
 from regard.recorder.sources.sdpa_call import equal_heads
-from regard.recorder.sources.structure_of_models.function_arguments import is_certified
 from regard.recorder.sources.structure_of_models.head_order import HEADS_FIRST, HeadOrderError, head_counts
 
 DENSE_LIMIT = 1 << 28  # bytes of weights, or of a bias, that a call keeps

@@ -1,12 +1,15 @@
 """What the structure of a model says before it runs: which modules attend, are followed, or mix tokens.
 
 It is found once, and again when a module of the model, its class or one of its attributes is another. What is
-remembered is names and numbers: the memory keeps no module alive.
+remembered is names and numbers: the memory keeps no module alive. A user's adapters say instead which modules
+attend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,7 +30,10 @@ from regard.recorder.sources.structure_of_models.module_kinds import (
     mixes_tokens,
 )
 from regard.support.lru import LRUCache
+from regard.support.torch_internals import compiled_module_class
 
+Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+"""`adapter(module, args, kwargs, output)` describes the attention of one call of a module; see `adapters`."""
 OWN_ATTRIBUTES = len(vars(nn.Module()))
 """How many attributes every module has."""
 
@@ -68,11 +74,6 @@ class ModelParts(NamedTuple):
     """Modules that `torch.compile` has compiled, or that compile themselves."""
     mixing: MixingParts
 
-    @property
-    def softmax_attention(self) -> frozenset[str]:
-        """The names of the modules of softmax attention."""
-        return frozenset((*self.attention, *self.layer_ids))
-
 
 class KnownModel(NamedTuple):
     """A model as it is now: its modules by name, as `named_modules` yields them, and its parts."""
@@ -91,6 +92,12 @@ class _Memory(NamedTuple):
 
 
 _memory: WeakKeyDictionary[nn.Module, _Memory] = WeakKeyDictionary()
+
+
+def original_model(model: nn.Module) -> nn.Module:
+    """Return the model that was passed to `torch.compile`, or the model itself."""
+    kind = compiled_module_class()
+    return model._orig_mod if kind is not None and isinstance(model, kind) else model  # type: ignore[return-value]
 
 
 def look_at(model: nn.Module) -> KnownModel:
@@ -138,6 +145,40 @@ def no_attention_message(model: nn.Module) -> str:
         "its code multiply a softmax with values; "
         "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
     )
+
+
+def adapted_layers(model: nn.Module, adapters: Mapping[str, Adapter]) -> dict[str, tuple[LayerId, Adapter]]:
+    """Return the id and the adapter of every module that `adapters` names, in the model's order.
+
+    A name may be a pattern such as "blocks.*.attn".
+    """
+    names = [name for name, _ in model.named_modules()]
+    adapter_of: dict[str, Adapter] = {}
+    for pattern, adapter in adapters.items():
+        if not callable(adapter):
+            raise ValueError(
+                f"adapters[{pattern!r}]: expected a function of (module, args, kwargs, output), "
+                f"got {type(adapter).__name__}"
+            )
+        # A name with brackets in it does not match itself as a pattern.
+        matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not matching:
+            similar = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+            hint = f"; similar names are {', '.join(map(repr, similar))}" if similar else ""
+            raise ValueError(f"adapters: expected names of modules in the model, got {pattern!r}{hint}")
+        adapter_of |= dict.fromkeys(matching, adapter)
+    ordered = [name for name in names if name in adapter_of]
+    return {name: (LayerId(i, name), adapter_of[name]) for i, name in enumerate(ordered)}
+
+
+def attention_names(
+    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
+) -> frozenset[str]:
+    """Return the names of the modules whose attention is heard: by their `adapters`, if there are some."""
+    if adapters is not None:
+        return frozenset(adapted_layers(model, adapters))
+    parts = look_at(model).parts
+    return frozenset((*parts.attention, *parts.layer_ids))
 
 
 def fingerprint(model: nn.Module) -> tuple[int, list[nn.Module]]:

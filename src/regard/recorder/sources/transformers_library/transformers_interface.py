@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.map_preparation import without_autocast, without_gradients
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_listeners import (
-    CallListener,
     Listening,
+    collecting,
     listeners_to,
     notify,
     open_listeners,
@@ -33,20 +32,21 @@ from regard.recorder.sources.call_listeners import (
 )
 from regard.recorder.sources.mask_tensors import Origin, origins
 from regard.recorder.sources.sdpa_call import repeats_heads
-from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
+from regard.recorder.sources.structure_of_models.model_parts import KnownModel
+from regard.recorder.sources.transformers_library.function_arguments import attention_call, own_weights
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import describe_mask
 from regard.support.lru import LRUCache
-from regard.support.override import SharedOverride
+from regard.support.override import Replacement
 
-_override = SharedOverride()
 # By id, which is the function's own as long as what wraps it is here.
 _wrapped: LRUCache[Callable[..., Any]] = LRUCache(64)
 
 
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While any such block is open, calls through the interface go to the listeners of their context."""
+def replacements(model: KnownModel) -> Iterator[Replacement]:
+    """Yield the methods by which a model of Transformers gets its attention function and its masks."""
+    if not model.parts.pretrained:
+        return
     import transformers
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -58,12 +58,10 @@ def intercepted() -> Iterator[None]:
             'pip install --upgrade "transformers>=5.2"'
         )
     register()
-    with _override.opened():
-        _override.replace(AttentionInterface, "get_interface", _return_observed)
-        # Most models call `get_interface`; EdgeTAM and others index the interface.
-        _override.replace(AttentionInterface, "__getitem__", _return_observed)
-        _override.replace(AttentionMaskInterface, "__getitem__", _get_mask_function)
-        yield
+    yield Replacement(AttentionInterface, "get_interface", _return_observed)
+    # Most models call `get_interface`; EdgeTAM and others index the interface.
+    yield Replacement(AttentionInterface, "__getitem__", _return_observed)
+    yield Replacement(AttentionMaskInterface, "__getitem__", _get_mask_function)
 
 
 def _return_observed(get: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,15 +113,9 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(module, query, *args, **kwargs)
         editors = [x for x in listeners if x.is_editor]
         inner: list[Call] = []
-
-        def edit_and_collect(call: Call) -> Call:
-            inner.append(notify(editors, call))
-            return inner[-1]
-
-        wants_overview = any(x.wants_overview for x in listeners)
-        collector = CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
+        overview = any(x.wants_overview for x in listeners)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
-        with Listening(collector), sdpa.without_mode():
+        with Listening(collecting(inner, editors, overview, query.shape)), sdpa.without_mode():
             result = run(module, query, *args, **kwargs)
         # Regard's own attention returns the map itself, which is then that of the edited call.
         if inner and isinstance(result, tuple) and isinstance(result[-1], AttentionMap):
@@ -148,24 +140,22 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _edited_result(result: Any, call: Call) -> Any:
     """Return what a function returned, with the output and the weights that an edit has given."""
-    if isinstance(call, UnreadableCall) or call.used is None:
+    if isinstance(call, UnreadableCall) or call.edited is None:
         return result
     if not isinstance(result, tuple):
-        return call.used.transpose(1, 2).reshape(result.shape)
+        return call.edited.transpose(1, 2).reshape(result.shape)
     output, *others = result
     if others and isinstance(others[0], AttentionMap):
         others[0] = call.attention_map()
     elif others and isinstance(others[0], Tensor) and call.weights is not None:
         others[0] = call.weights
-    return (call.used.transpose(1, 2).reshape(output.shape), *others)
+    return (call.edited.transpose(1, 2).reshape(output.shape), *others)
 
 
 def _checked_calls(inner: list[Call], result: Any, key: Tensor, *_: Any, **__: Any) -> list[Call]:
     """Return the calls that a function made to PyTorch's, compared with what the function itself returned."""
     returned = result[0].detach() if isinstance(result, tuple) else result
-    outputs = [
-        call.output if call.used is None else call.used for call in inner if isinstance(call, AttentionCall)
-    ]
+    outputs = [call.used for call in inner if isinstance(call, AttentionCall)]
     problem = _change_problem(outputs, returned) if len(outputs) == len(inner) else None
     calls: list[Call] = []
     for call in inner:

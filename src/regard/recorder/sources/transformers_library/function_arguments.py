@@ -11,14 +11,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import Window, causal, rule
 from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall, dropout_problem
-from regard.recorder.certificates.output_comparison import examine
+from regard.recorder.certificates.output_comparison import is_certified
 from regard.recorder.sources.mask_tensors import as_bias, read_mask
 from regard.recorder.sources.sdpa import autocast
 from regard.recorder.sources.sdpa_call import equal_heads, four_dimensions, leading_shape, read_written
@@ -121,14 +120,6 @@ def attention_call(
     assert first is not None
     # Where the numbers agree, an argument that was only taken along has changed nothing.
     return first._replace(problem=_problem(function, use.every, output))
-
-
-@torch.no_grad()
-def is_certified(call: AttentionCall) -> bool:
-    """Whether a call's weights times its values are its output."""
-    v, output = call.v.detach(), call.output.detach()
-    soft = call.softly_masked_rows
-    return examine(call.attention_map(), v, output, weights=call.weights, softly_masked_rows=soft).certified
 
 
 def _has_softly_masked_rows(mask: Any, q: Tensor, k: Tensor) -> bool:
