@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -15,19 +16,7 @@ from regard.support.characters import escape
 from regard.support.files import atomic_write
 
 WIDTH = 80
-QUESTIONS = {
-    "future": "no later token is seen",
-    "both ways": "it reads both ways",
-    "documents": "documents are apart",
-    "padding": "padding is not seen",
-    "window": "windows are as configured",
-    "given": "nothing outside of the expected mask is seen",
-    "hidden": "everything else is seen",
-    "alone": "positions are counted as in a single text",
-    "eager": "the eager implementation agrees",
-    "targets": "no target crosses documents",
-    "sinks": "sinks and soft caps are used",
-}
+QUESTIONS: dict[str, str] = tomllib.loads(Path(__file__).with_name("questions.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
