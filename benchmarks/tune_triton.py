@@ -4,7 +4,7 @@
 
 Every config is first checked against float64 (the ratio of its error to that of PyTorch's kernel at that
 dtype) and then timed; one that fails is reported and left out. Prints a table with the best config for each
-purpose, for `regard/attention/backends/triton/configs.py`, and writes all results to the folder, by default
+purpose, for `regard/attention/backends/triton/configs.toml`, and writes all results to the folder, by default
 benchmarks/results/.
 """
 

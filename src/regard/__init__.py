@@ -4,6 +4,7 @@ Names are imported when they are first used, so that `import regard` and the com
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from regard.support.imports import call_after_import, import_on_first_use
@@ -90,42 +91,19 @@ _MODULES = {
     "regard.show": "plot",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
-_PACKAGES = (
-    "attention",
-    "auditor",
-    "checker",
-    "comparison",
-    "conformance",
-    "gpt",
-    "heads",
-    "interventions",
-    "layers",
-    "learn",
-    "maps",
-    "monitor",
-    "mutants",
-    "pictures",
-    "policies",
-    "recorder",
-    "reproduce",
-    "show",
-    "spans",
-    "stages",
-    "testing",
-    "vllm",
-)
-
-
 _import_name = import_on_first_use(__name__, _HOME)
 
 
 def __getattr__(name: str) -> object:
     """Import a public name, or a subpackage, when it is first used (PEP 562)."""
-    return import_module(f"regard.{name}") if name in _PACKAGES else _import_name(name)
+    is_part = name not in _HOME and not name.startswith("_") and find_spec(f"regard.{name}")
+    return import_module(f"regard.{name}") if is_part else _import_name(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    from pkgutil import iter_modules  # here, since it takes some milliseconds
+
+    return sorted({*globals(), *__all__, *(part.name for part in iter_modules(__path__))})
 
 
 # `model.set_attn_implementation("regard")` works once both are imported, whichever comes first.

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
-from regard.show.data.map_view.units import text_units
+from regard.show.data.map_view.quantity import text_units
 from tests import truth
 from tests.browser.eventually import box_of, eventually, expect_weight, open_settings, state
 from tests.browser.openers import Export, Opener

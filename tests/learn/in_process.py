@@ -7,7 +7,7 @@ from pathlib import Path
 
 from regard.checker.subject.locate import import_place
 from regard.learn.course import get_lesson
-from regard.learn.exercise import plain_solution, solution_of
+from regard.learn.exercise import definition_of, plain_solution
 from regard.learn.judgement import judge, judge_task, tasks_of
 
 
@@ -39,7 +39,7 @@ def with_form(number, form):
     lesson = get_lesson(number)
     name = form.split()[1].partition("(")[0]
     (task,) = (task for task in tasks_of(lesson) if task.name == name)
-    own = solution_of(lesson.solution, name)
+    own = plain_solution(definition_of(lesson.solution, name))
     return lesson, task, plain_solution(lesson.solution).replace(own, form.strip("\n"))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
+import tomllib
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -12,24 +11,12 @@ from typing import Any
 from regard.auditor.inside import LayerReading, layer_keys
 from regard.auditor.outside import OutsideReading
 from regard.auditor.picture import Section, page
-from regard.support.cell_output import text_output
+from regard.support.cell_output import WrittenReport, wrap
 from regard.support.characters import escape
 from regard.support.files import atomic_write
 
 WIDTH = 80
-QUESTIONS = {
-    "future": "no later token is seen",
-    "both ways": "it reads both ways",
-    "documents": "documents are apart",
-    "padding": "padding is not seen",
-    "window": "windows are as configured",
-    "given": "nothing outside of the expected mask is seen",
-    "hidden": "everything else is seen",
-    "alone": "positions are counted as in a single text",
-    "eager": "the eager implementation agrees",
-    "targets": "no target crosses documents",
-    "sinks": "sinks and soft caps are used",
-}
+QUESTIONS: dict[str, str] = tomllib.loads(Path(__file__).with_name("questions.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ class ReadingAnswer:
 
 
 @dataclass
-class Audit:
+class Audit(WrittenReport):
     """The result of `regard.audit`. `str(audit)` is the whole report."""
 
     subject: str
@@ -170,11 +157,7 @@ class Audit:
         """
         write_audits({"": self}, path)
 
-    def to_json(self) -> str:
-        """Return the report as JSON."""
-        return json.dumps(self._data(), indent=2, ensure_ascii=False)
-
-    def _data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
             "ok": self.ok,
@@ -201,9 +184,6 @@ class Audit:
             "notes": self.notes,
         }
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return text_output(str(self))
-
 
 def write_audits(audits: dict[str, Audit], path: str | PathLike[str]) -> None:
     """Write the reports of one model's audits as one page.
@@ -218,6 +198,4 @@ def write_audits(audits: dict[str, Audit], path: str | PathLike[str]) -> None:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
-    )
+    return wrap(text, indent, "  ", WIDTH)

@@ -11,8 +11,6 @@ from regard.auditor.result import Audit, write_audits
 from regard.checker.subject.locate import locate
 from regard.cli.parts.output import EXIT_CODES, end_with
 
-MAKE = "A function without arguments that returns (model, batch), or a Trainer of Transformers or TRL."
-
 
 def audit(*, target: str, out: Path | None, outside: bool, as_json: bool) -> None:
     """Audit a model on a batch: does it read what it should?"""

@@ -11,13 +11,6 @@ from regard.conformance.case_folder import write_cases
 from regard.conformance.judgement import judge as run
 from regard.support.characters import escape
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Write cases of attention that any language can read, and judge an implementation's results.",
-)
-
 
 def write(*, folder: Path, seed: int) -> None:
     """Write inputs and float64 answers as safetensors, with an index in JSON."""

@@ -12,26 +12,11 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.learn.course import LESSONS
 from regard.learn.hunt import Puzzle, judge_answer, make_puzzle, solve
 from regard.learn.progress import LearnerProgress, read_progress, write_progress
 from regard.support.characters import escape
 
-# The last two themes come after every lesson: no lesson is about kernels or several processes.
-LESSON = {  # the lesson after which a theme is known
-    "softmax": 1,
-    "query, key and value": 2,
-    "scale": 3,
-    "mask": 4,
-    "dropout": 5,
-    "modules": 5,
-    "calls": 5,
-    "numbers": 5,
-    "heads and batch": 6,
-    "positions": 8,
-    "cache": 9,
-    "kernels": 13,
-    "several processes": 13,
-}
 FIRST = 4  # the lesson whose themes are drawn from the start
 
 
@@ -70,7 +55,8 @@ def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
 def _choose(progress: LearnerProgress) -> str:
     """Draw a mistake that is not found yet: first of the lessons that are done, then of the others."""
     reached = max([FIRST, *progress.done])
-    known = [m.name for theme, mistakes in THEMES.items() if LESSON[theme] <= reached for m in mistakes]
+    themes = [theme for lesson in LESSONS if lesson.number <= reached for theme in lesson.themes]
+    known = [mistake.name for theme in themes for mistake in THEMES[theme]]
     for names in (known, list(CATALOGUE)):
         if left := [name for name in names if name not in progress.found]:
             # Not seeded: every learner, and every call, is to get another one.

@@ -7,10 +7,8 @@ The results are a safetensors file with `CASE.output` for each case that the imp
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -25,15 +23,15 @@ from regard.conformance.case_folder import TOLERANCES, read_cases
 from regard.conformance.cases import ConformanceCase, make_cases
 from regard.conformance.mistake_search import NamedMistakes, name_mistakes
 from regard.conformance.result_comparison import RESULTS, CaseVerdict, compare_result
+from regard.support.cell_output import WrittenReport, wrap
 from regard.support.files import FileError, shorten
 from regard.support.safetensor_files import SafetensorFile
 
-WIDTH = 100  # columns
 SEEDS = 10  # the first seeds, of which one may be that of results for other inputs
 
 
 @dataclass
-class Judgement(NamedMistakes):
+class Judgement(NamedMistakes, WrittenReport):
     """Whether an implementation is right, and if not, which mistakes explain its results, likeliest first.
 
     `together` are two mistakes that explain the results together only. `nearest` explains most of them, if
@@ -73,10 +71,6 @@ class Judgement(NamedMistakes):
         del fields["verdicts"]
         return {"verdict": self.verdict, **fields}
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the judgement as JSON, indented by `indent` spaces; None puts it on one line."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
-
     def __str__(self) -> str:
         wrong = [verdict for verdict in self.verdicts if not verdict.right]
         lines = [self._title(len(wrong)), *(f"  ✗ {verdict}" for verdict in wrong)]
@@ -88,13 +82,13 @@ class Judgement(NamedMistakes):
         is_named = bool(self.mistakes or self.together)
         if self.uncompared and is_named:
             said = "wrong as well, and not explained by this or not compared with it"
-            lines += ["", *_wrap(f"{said}: {', '.join(self.uncompared)}", "  ")]
+            lines += ["", *wrap(f"{said}: {', '.join(self.uncompared)}", "  ")]
         if self.verdict == "wrong" and not is_named:
-            lines += ["", *_wrap(self._say_unexplained(), "  ")]
+            lines += ["", *wrap(self._say_unexplained(), "  ")]
         if len(self.mistakes) > 1:
-            lines += _wrap(f"or: {', '.join(self.mistakes[1:])}")
+            lines += wrap(f"or: {', '.join(self.mistakes[1:])}", "    ")
         for paragraph in self._say_compared():
-            lines += ["", *_wrap(paragraph, "  ")]
+            lines += ["", *wrap(paragraph, "  ")]
         return "\n".join(lines)
 
     def _title(self, wrong: int) -> str:
@@ -179,12 +173,7 @@ def _explain(mistake: str, equal: str, both: str = "") -> list[str]:
     """Return a mistake with what it is, what it does and how to fix it, in lines."""
     entry = CATALOGUE[mistake]
     text = f"{equal} attention {entry.what}{both}. {entry.effect}"
-    return ["", f"  {mistake}", *_wrap(text), *_wrap(f"fix: {entry.fix}")]
-
-
-def _wrap(text: str, indent: str = "    ") -> list[str]:
-    # A name such as mask-after-softmax stays whole, to be copied.
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return ["", f"  {mistake}", *wrap(text, "    "), *wrap(f"fix: {entry.fix}", "    ")]
 
 
 def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Judgement:

@@ -125,15 +125,6 @@ def plain_solution(solution: str) -> str:
     return "\n".join(re.sub(r"#: ", "# ", line) for line in solution.split("\n"))
 
 
-def solution_of(solution: str, name: str) -> str:
-    """Return the lines of a solution that define a name, with marks as ordinary comments.
-
-    >>> solution_of("import math\\n\\nhalf = 1 / 2  #: one over two", "half")
-    'half = 1 / 2  # one over two'
-    """
-    return plain_solution(definition_of(solution, name))
-
-
 def definition_of(solution: str, name: str) -> str:
     """Return the lines of a solution that define a name, as they are."""
     (statement,) = (statement for statement in ast.parse(solution).body if name in find_names(statement))

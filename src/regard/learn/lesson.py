@@ -6,7 +6,7 @@ This file is data. `judges` know how a task is judged, `course` lists the lesson
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +37,7 @@ class Lesson:
     idea: str  # in one sentence
     goal: str = ""  # what the learner's file has to do, as an infinitive; empty if there is nothing to write
     timeout: float = 30.0  # seconds that judging may take
+    themes: Sequence[str] = ()  # of the catalogue's mistakes that are known after it
     command: str = ""  # what to run beside the text, where there is nothing to write
     question: str = ""  # about what the command shows
     answers: tuple[tuple[str, str], ...] = ()  # each with what is said to it; the first is right

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from regard.maps.scale_end import overview_edges, scale_end
-from regard.stages.figures.picture import DIVERGING, HIDDEN
 from regard.support.cell_output import bundle, colour_bytes, enlarge, picture_html
-from regard.support.cells import RAMP
+from regard.support.cells import DIVERGING, HIDDEN, RAMP
 from regard.support.png import encode_png
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def attention_legend(picture: MapPicture) -> str:
     return f"the darkest is {picture.top:.0%} of a query's attention or more, grey is hidden by the mask"
 
 
-def _interpolate(places: np.ndarray[Any, Any], ramp: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _interpolate(places: np.ndarray[Any, Any], ramp: list[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the colours of places from 0 to 1 along a ramp, as bytes (…, 3)."""
     stops = colour_bytes(ramp)
     at = np.linspace(0, 1, len(stops))

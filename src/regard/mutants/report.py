@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-WIDTH = 100  # columns
+from regard.support.cell_output import WrittenReport, wrap
 
 
 @dataclass
@@ -38,7 +36,7 @@ class MutantResult:
 
 
 @dataclass
-class MutationReport:
+class MutationReport(WrittenReport):
     """Which of the catalogue's mistakes a test suite notices: the result of `mutate`."""
 
     target: str
@@ -69,7 +67,6 @@ class MutationReport:
         return f"attention mistakes noticed: {len(self.killed)} of {len(self.results)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data that JSON can hold."""
         return {
             "target": self.target,
             "tests": list(self.tests),
@@ -86,10 +83,6 @@ class MutationReport:
             "seconds": round(self.seconds, 1),
         }
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the report as JSON, indented by `indent` spaces; None puts it on one line."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
-
     def __str__(self) -> str:
         suite = self.baseline
         lines = [
@@ -98,30 +91,24 @@ class MutationReport:
         ]
         for reason, count in suite["unread"].items():
             calls = "1 call keeps its" if count == 1 else f"{count} calls keep their"
-            lines += _wrap(f"{calls} right answer: {reason}")
+            lines += wrap(f"{calls} right answer: {reason}", "  ", "  ")
         for result in self.survivors:
-            lines += ["", f"  survived: {result.name}", *_wrap(result.why, "    ")]
+            lines += ["", f"  survived: {result.name}", *wrap(result.why, "    ", "  ")]
             if result.test:
                 verified = "" if result.verified else "  # not verified"
                 lines += ["", *(f"    {line}".rstrip() for line in result.test.splitlines()), verified]
             else:
-                lines += _wrap(f"no test: {result.unwritten}", "    ")
+                lines += wrap(f"no test: {result.unwritten}", "    ", "  ")
         if self.killed:
-            lines += ["", *_wrap(f"killed: {', '.join(self.killed)}")]
+            lines += ["", *wrap(f"killed: {', '.join(self.killed)}", "  ", "  ")]
         if late := [result.name for result in self.results if result.late]:
             why = "killed by the time limit alone, which a busy machine may reach as well"
-            lines += _wrap(f"{why}: {', '.join(late)}")
+            lines += wrap(f"{why}: {', '.join(late)}", "  ", "  ")
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.left_out.items():
             by_reason.setdefault(reason, []).append(name)
         if by_reason:
             lines += ["", "  left out"]
         for reason, names in by_reason.items():
-            lines += _wrap(f"{reason}: {', '.join(names)}", "    ")
+            lines += wrap(f"{reason}: {', '.join(names)}", "    ", "  ")
         return "\n".join(line.rstrip() for line in lines)
-
-
-def _wrap(text: str, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
-    )

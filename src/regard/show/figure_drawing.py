@@ -18,8 +18,6 @@ from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap, SignedM
 from regard.maps.scale_end import overview_edges, scale_end
 from regard.show.data.map_view.tiles import attention_of, visible_units
 from regard.stages.figures.picture import (
-    HATCH,
-    HIDDEN,
     MAX_NUMBERED_SIDE,
     colour_map,
     colour_scale,
@@ -28,6 +26,7 @@ from regard.stages.figures.picture import (
     draw_heatmap,
 )
 from regard.support.cell_output import new_figure
+from regard.support.cells import HATCH, HIDDEN
 
 Reduce = Literal["mass", "max"]
 Drawable = AttentionMap | SignedMap | Tensor

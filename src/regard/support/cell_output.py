@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import html
+import json
+import textwrap
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -57,6 +59,28 @@ class PrintedOutput:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return text_output(str(self))
+
+
+class WrittenReport(PrintedOutput):
+    """A printed result that is also JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data that JSON can hold."""
+        raise NotImplementedError
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the report as JSON, indented by `indent` spaces; None puts it on one line."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+
+
+def wrap(text: str, indent: str = "", hanging: str = "", width: int = 100) -> list[str]:
+    """Return a text in lines of at most `width` columns, of which all but the first begin with `hanging` too.
+
+    A name such as mask-after-softmax stays whole, to be copied.
+    """
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent + hanging, break_on_hyphens=False
+    )
 
 
 TEXT_IN_FILES: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from regard.support.imports import extra
 
-# From light (small) to dark (large), in even steps of lightness (OKLab), so that the order is visible with
-# every kind of colour vision and in print. The page's colours in the light theme are the same.
-RAMP = ("#f0f7fa", "#bfdeef", "#95c3e3", "#73a6d4", "#5989c1", "#466daa", "#38518f", "#2c3671", "#201e51")
+_COLOURS = tomllib.loads(Path(__file__).with_name("colours.toml").read_text(encoding="utf-8"))
+RAMP: list[str] = _COLOURS["ramp"]
+DIVERGING: list[str] = _COLOURS["diverging"]
+HIDDEN: str = _COLOURS["hidden"]
+HATCH: str = _COLOURS["hatch"]
 DARK, LIGHT = "#10131a", "#ffffff"
 
 

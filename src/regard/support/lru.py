@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 
@@ -25,11 +25,9 @@ class LRUCache(Generic[Value]):
 
     def __init__(self, maxsize: int, max_bytes: float = math.inf) -> None:
         self.maxsize, self.max_bytes = maxsize, max_bytes
-        # A list and not a tuple: `find` writes the time into it in one operation, which needs no lock under
-        # the GIL.
-        self._values: dict[Hashable, list[Any]] = {}  # the value, when it was used last, and its bytes
+        # The least recently used first; each value with its bytes.
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
         self._total = 0  # bytes
-        self._clock = itertools.count()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -52,34 +50,25 @@ class LRUCache(Generic[Value]):
     def find(self, key: Hashable) -> Value | None:
         """Return the value cached under `key`, or None if there is none.
 
-        It takes no lock and moves nothing, since calls of `attend` wait for it.
+        It takes no lock, since calls of `attend` wait for it.
         """
         entry = self._values.get(key)
         if entry is None:
             return None
-        entry[1] = next(self._clock)
-        return entry[0]  # type: ignore[no-any-return]
+        try:  # noqa: SIM105 (contextlib.suppress takes a microsecond)
+            self._values.move_to_end(key)
+        except KeyError:  # another thread has just evicted it
+            pass
+        return entry[0]
 
     def store(self, key: Hashable, value: Value, nbytes: int = 0) -> None:
-        """Cache `value`, which takes `nbytes`, under `key`, unless it is larger than all may be together.
-
-        If there are too many values then, an eighth goes, since finding the oldest takes time.
-        """
+        """Cache `value`, which takes `nbytes`, under `key`, unless it is larger than all may be together."""
         with self._lock:
             # Removed first, so that the bytes of a value that is replaced are not counted twice.
-            self._discard(key)
+            self._total -= self._values.pop(key, (None, 0))[1]
             if nbytes > self.max_bytes:
                 return
-            self._values[key] = [value, next(self._clock), nbytes]
+            self._values[key] = value, nbytes
             self._total += nbytes
-            least = 1 + self.maxsize // 8 if len(self._values) > self.maxsize else 0
-            if least or self._total > self.max_bytes:
-                oldest_first = sorted(self._values, key=lambda key: self._values[key][1])
-                for n, old in enumerate(oldest_first):
-                    if n >= least and self._total <= self.max_bytes:
-                        break
-                    self._discard(old)
-
-    def _discard(self, key: Hashable) -> None:
-        entry = self._values.pop(key, None)
-        self._total -= 0 if entry is None else entry[2]
+            while len(self._values) > self.maxsize or self._total > self.max_bytes:
+                self._total -= self._values.popitem(last=False)[1][1]

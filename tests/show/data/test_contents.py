@@ -13,8 +13,8 @@ import regard
 from regard.recorder import Capture, Layer
 from regard.show.data import contents as contents_module
 from regard.show.data.contents import Contents
+from regard.show.data.shown_text import telling_query
 from regard.show.data.survey_rows import describe_survey_head
-from regard.show.data.telling_token import telling_query
 from regard.show.data.titles import title_of_text, title_of_tokens
 from regard.show.saved.bundle import write
 from regard.show.server.answers import Answers, Json

@@ -12,8 +12,7 @@ from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
 from regard.show.data.map_view.display_precision import for_display
-from regard.show.data.map_view.quantity import Quantity
-from regard.show.data.map_view.units import text_units
+from regard.show.data.map_view.quantity import Quantity, text_units
 from regard.support.lru import LRUCache
 from tests import truth
 from tests.captures import captured, layer_of

@@ -23,8 +23,7 @@ from regard.layers import Llama3Scaling
 from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary
 from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import parse_cuts
-from regard.show.data.map_view.quantity import Quantity
-from regard.show.data.map_view.units import text_units
+from regard.show.data.map_view.quantity import Quantity, text_units
 from regard.show.saved import bundle, model_block
 from regard.show.saved.model_block import ModelBlocks, check_model, pack_model
 from regard.show.saved.pack import pack

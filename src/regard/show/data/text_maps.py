@@ -20,9 +20,8 @@ from regard.show.data import contributions
 from regard.show.data.cuts import Cut
 from regard.show.data.layer_description import AxisTokens, find_axis_tokens
 from regard.show.data.map_view.display_precision import for_display
-from regard.show.data.map_view.quantity import PLAIN, Quantity, Shade
+from regard.show.data.map_view.quantity import PLAIN, Quantity, Shade, axis_edges, text_units
 from regard.show.data.map_view.tiles import TileCells, TilePyramid
-from regard.show.data.map_view.units import axis_edges, text_units
 from regard.show.data.patch_tokens import patch_axes, token_lists
 from regard.show.data.predictions import likely_tokens
 from regard.support.lru import LRUCache

@@ -13,32 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.support.cells import RAMP, ink, print_cells
+from regard.support.cells import DIVERGING, HATCH, HIDDEN, RAMP, ink, print_cells
 from regard.support.files import atomic_write, check_target
 from regard.support.imports import extra
 
-# From below 0 (blue) to above (vermilion): 0 is the ground, lightness says how far from it a number is, and
-# the hues differ with every kind of colour vision. The page's diverging colours are the same.
-DIVERGING = (
-    "#0040a0",
-    "#0855b5",
-    "#2b6cc8",
-    "#4a83d7",
-    "#699ae3",
-    "#8ab2ec",
-    "#adc9f2",
-    "#d1dff5",
-    "#f6f6f6",
-    "#f2d9d2",
-    "#ecbbac",
-    "#e29e89",
-    "#d68167",
-    "#c76546",
-    "#b54a27",
-    "#a02e00",
-    "#890f00",
-)
-HIDDEN, HATCH = "#f7f6f3", "#c9c5ba"  # the ground and the lines of cells that the mask hides, as on the page
 LOG_RANGE = 1e4  # the ratio of the largest to the smallest value on a log scale
 SUFFIXES = (".png", ".svg", ".pdf")
 MOST_SHAPES = 10_000  # cells that are shapes in a file of vectors; more are an image

@@ -1,12 +1,15 @@
 """What the cells of a map stand for: weights or contributions, of tokens, words or sentences.
 
-This file knows names and their meaning; `contents` knows the captures that they are asked of, and the page's
-`data/quantity.js` says the same in its words.
+This file knows names and their meaning, and where the words and sentences of a text begin. `contents` knows
+the captures that they are asked of, and the page's `data/quantity.js` says the same in its words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
+
+from regard.spans.text_spans import sentences_of_tokens, words_of_tokens
 
 Shade = Literal["weights", "values", "logit"]
 """- "weights": the attention weights.
@@ -38,3 +41,23 @@ class Quantity(NamedTuple):
 
 
 PLAIN = Quantity()
+
+
+def text_units(tokens: Sequence[str]) -> dict[str, list[int]]:
+    """Return where the words and the sentences of a list of tokens begin, and the number of tokens.
+
+    >>> text_units(["It", " rained", ".", " We", " went", "."])
+    {'words': [0, 1, 2, 3, 4, 5, 6], 'sentences': [0, 3, 6]}
+    """
+    units = {"words": words_of_tokens(tokens), "sentences": sentences_of_tokens(tokens)}
+    return {name: sorted({0, *spans.starts, len(tokens)}) for name, spans in units.items()}
+
+
+def axis_edges(edges: Sequence[int], first: int, size: int) -> list[int]:
+    """Return where units begin on an axis of `size` tokens that starts at token `first`, and its end.
+
+    >>> axis_edges([0, 3, 5, 9], 2, 5)
+    [0, 1, 3, 5]
+    """
+    inside = [edge - first for edge in edges if first < edge < first + size]
+    return [0, *inside, size]
