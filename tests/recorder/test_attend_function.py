@@ -24,25 +24,8 @@ MASKS = {
 }
 
 
-def by_package(*args, **options):
-    return regard.attend(*args, **options)
-
-
-def by_name(*args, **options):
-    return attend(*args, **options)
-
-
-WAYS = [
-    by_package,
-    by_name,
-    attend,
-    functools.partial(attend, backend="auto"),
-    (lambda own: lambda *args, **options: own(*args, **options))(attend),  # in a closure
-]
-
-
 class Own(nn.Module):
-    def __init__(self, function=by_package, **options):
+    def __init__(self, function=attend, **options):
         super().__init__()
         self.qkv, self.out = nn.Linear(16, 32), nn.Linear(16, 16)
         self.function, self.options = function, options
@@ -278,46 +261,6 @@ def test_a_layer_that_overrides_attend_is_heard_once():
     assert seen.certificate.certified
     assert not seen.missing
     assert sorted(layer.name for layer in seen.layers) == ["0", "1"]
-
-
-class Default(nn.Module):
-    def forward(self, x, function=attend, *, named=attend):
-        x = function(x[:, None], x[:, None], x[:, None])
-        return named(x, x, x)
-
-
-class Held(nn.Module):
-    static = staticmethod(attend)
-    table = {"own": attend}  # noqa: RUF012
-    # Python 3.14 makes a method of a partial that is not static.
-    partial = staticmethod(functools.partial(attend, mask=regard.causal))
-
-    def __init__(self, take):
-        super().__init__()
-        self.take = take
-
-    def forward(self, x):
-        return self.take(self)(x[:, None], x[:, None], x[:, None])
-
-
-class LocalImport(nn.Module):
-    def forward(self, x):
-        import regard as package
-        from regard import attend as local
-
-        x = local(x[:, None], x[:, None], x[:, None])
-        return package.attend(x, x, x)
-
-
-HELD = [lambda self: self.static, lambda self: self.table["own"], lambda self: self.partial]
-KINDS = [Default, LocalImport, *(functools.partial(Held, take) for take in HELD)]
-
-
-@pytest.mark.parametrize("make", [*KINDS, *(functools.partial(Own, way) for way in WAYS)])
-def test_it_is_recognised_by_any_name_and_wherever_a_class_holds_it(make):
-    seen, _ = run(nn.Sequential(make()), torch.randn(1, 9, 16))
-    assert seen.certificate.certified
-    assert seen[0].shape[2:] == (9, 9)
 
 
 def test_a_compiled_function_is_named_as_missing():

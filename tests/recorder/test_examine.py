@@ -19,6 +19,7 @@ from regard.recorder.certificates.certificate import (
 from regard.recorder.certificates.output_comparison import examine
 from regard.recorder.certificates.row_products import multiply_rows
 from tests import strategies, truth
+from tests.sampling import combine
 
 
 @given(n=strategies.sizes(12), pick=st.data(), seed=st.integers(0, 2**20))
@@ -127,9 +128,64 @@ def test_calls_of_equal_sizes_are_judged_as_each_is_alone():
     assert [evidence.certified for evidence in together] == [True, False, True, False, True]
 
 
+SETTINGS = [
+    {},
+    {"softcap": 3.0},
+    {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    {"mask": regard.causal & regard.window(7)},
+    {"mask": regard.full, "scale": 40.0},
+    {"mask": regard.padding([0, 25])},  # a sequence that sees nothing
+]
+PLANTED = {
+    "no mask": {"mask": regard.full},
+    "no diagonal": {"mask": regard.causal & ~regard.window(1)},
+    "a window": {"mask": regard.causal & regard.window(39)},
+    "another scale": {"scale": 0.41},
+    "a softcap": {"softcap": 50.0},
+    "a sink": {"sinks": torch.full((4,), -2.0)},
+}
+
+
+def examined(dtype, settings, planted=None):
+    """The evidence of an attention with these settings, of whose map some are others."""
+    q, k, v = (torch.randn(2, heads, 40, 8).to(dtype) for heads in (4, 2, 2))
+    settings = {"mask": regard.causal, "scale": 0.4} | settings
+    output, lse = regard.attend(q, k, v, **settings, return_lse=True)
+    return examine(regard.attention_map(q, k, lse=lse, **settings | (planted or {})), v, output)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"), combine(SETTINGS, [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+)
+def test_the_truth_is_certified(settings, dtype):
+    found = examined(dtype, settings)
+    assert found.certified, str(found)
+    assert "certified: weights times values are within" in str(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_is_not_true_is_not_certified(planted, dtype):
+    found = examined(dtype, {}, PLANTED[planted])
+    assert not found.certified
+    assert "not certified: off this layer's own attention output by" in str(found)
+
+
 @pytest.mark.parametrize("softly_masked_rows", [False, True])
-def test_nan_in_values_that_no_row_sees_is_no_fault(softly_masked_rows):
-    q, k = torch.randn(2, 1, 2, 5, 8).unbind()
-    m = regard.attention_map(q, k, mask=regard.padding(torch.zeros(1, 5, dtype=torch.bool)))
-    v = torch.full((1, 2, 5, 8), torch.nan)
-    assert examine(m, v, v, softly_masked_rows=softly_masked_rows).certified
+@pytest.mark.parametrize("lengths", [[0, 0], [5, 9]])
+def test_nan_in_padding_is_no_fault(lengths, softly_masked_rows):
+    q, k, v = (torch.randn(2, 2, 9, 8) for _ in range(3))
+    mask, hidden = regard.padding(lengths), torch.arange(9) >= torch.tensor(lengths)[:, None]
+    k[hidden[:, None].expand(-1, 2, -1)], v[hidden[:, None].expand(-1, 2, -1)] = torch.nan, torch.inf
+    output = regard.attend(q, k, v, mask=mask)
+    output[torch.tensor(lengths) == 0] = torch.nan  # rows that see nothing may give anything
+    m = regard.attention_map(q, k, mask=mask)
+    assert examine(m, v, output, softly_masked_rows=softly_masked_rows).certified
+
+
+def test_soft_caps_and_sink_logits_are_shown():
+    options = {"softcap": 30.0, "sinks": torch.zeros(4)}
+    assert str(examined(torch.float32, options)).endswith("; causal, soft cap 30, sink logits")
+    assert str(examined(torch.float32, {})).endswith("; causal")
+    m = regard.attention_map(torch.randn(2, 4, 40, 8), torch.randn(2, 2, 40, 8), **options)
+    assert repr(m).startswith("AttentionMap(2×4×40×40, full, soft cap 30, sink logits, float32")

@@ -9,6 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 import regard
+from regard import attend
 from tests.recorder.sources import attention_functions
 from tests.recorder.sources.attention_functions import closure, eager, fused
 
@@ -68,9 +69,23 @@ class UsualFused(Projected):
         return functional.scaled_dot_product_attention(q, k, v)
 
 
-def written(run):
+def written(run, **attributes):
     """A class in whose own code this is the attention."""
-    return type("Written", (Projected,), {"run": run})
+    return type("Written", (Projected,), {"run": run, **attributes})
+
+
+def by_default(self, q, k, v, function=attend):
+    return function(q, k, v)
+
+
+def by_named_default(self, q, k, v, *, function=attend):
+    return function(q, k, v)
+
+
+def imported_inside(self, q, k, v):
+    from regard import attend as local
+
+    return local(q, k, v)
 
 
 def text():
@@ -104,6 +119,17 @@ HEARD = {
     "export": lambda: exported(Usual()),
     "export, fused": lambda: exported(UsualFused()),
     "decomposed export": lambda: exported(Usual(), decomposed=True),
+    "attend": lambda: Holding(attend),
+    "attend of the package": written(lambda self, q, k, v: regard.attend(q, k, v)),
+    "attend, partial": lambda: Holding(functools.partial(attend, backend="auto")),
+    "attend, closure": lambda: Holding(closure(attend)),
+    "attend, default": written(by_default),
+    "attend, named default": written(by_named_default),
+    "attend, imported inside": written(imported_inside),
+    "attend, static": written(staticmethod(attend)),
+    # Python 3.14 makes a method of a partial that is not static.
+    "attend, static partial": written(staticmethod(functools.partial(attend, mask=regard.full))),
+    "attend, class table": written(lambda self, q, k, v: self.table["own"](q, k, v), table={"own": attend}),
 }
 
 

@@ -5,40 +5,35 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
 
 import pytest
 
-from regard.recorder import Capture
 from regard.show.data.contents import Contents
-from regard.show.data.cuts import Cut, HeadCut
+from regard.show.data.cuts import HeadCut
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import StoppedError
 from regard.show.server.opening_site import CANCELLED, OpeningSite
 from regard.show.server.work_queue import WorkQueue
 from tests.captures import captured, predicted
 from tests.patience import HANGING
 from tests.show.server.client import ask, connect, post
-from tests.show.server.conftest import Serve
 
 
 @pytest.fixture
-def running() -> Iterator[BackgroundServer]:
+def running():
     with BackgroundServer(OpeningSite()) as server:
         yield server
 
 
 @pytest.fixture
-def begin() -> Iterator[Callable[..., Any]]:
+def begin():
     """Gives a response of which nothing is read yet, also one that refuses."""
     with ExitStack() as stack:
 
-        def request(running: BackgroundServer, path: str, body: Any = None, **headers: str) -> Any:
+        def request(running, path, body=None, **headers):
             origin, _, token = running.address.partition("?token=")
             words = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             words |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -52,16 +47,9 @@ def begin() -> Iterator[Callable[..., Any]]:
         yield request
 
 
-def site_of(running: BackgroundServer) -> OpeningSite:
-    assert isinstance(running.site, OpeningSite)
-    return running.site
-
-
-def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_something(
-    running: BackgroundServer, begin: Callable[..., Any]
-) -> None:
-    site = site_of(running)
-    metas: list[Any] = []
+def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_something(running, begin):
+    site = running.site
+    metas = []
     waiting = threading.Thread(target=lambda: metas.append(json.load(begin(running, "api/meta"))))
     waiting.start()
     lines = begin(running, "api/opening", {})
@@ -80,12 +68,10 @@ def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_somethin
     assert begin(running, "api/row?text=0&layer=0&head=0&row=3").status == 200
 
 
-def test_a_failure_is_a_sentence_for_those_who_follow_who_wait_and_who_come_later(
-    running: BackgroundServer, begin: Callable[..., Any]
-) -> None:
+def test_a_failure_is_a_sentence_for_those_who_follow_who_wait_and_who_come_later(running, begin):
     lines = begin(running, "api/opening", {})
     lines.readline()
-    site_of(running).fail("model: there is no such model")
+    running.site.fail("model: there is no such model")
     assert json.loads(lines.readline()) == {"error": "model: there is no such model"}
     meta = begin(running, "api/meta")
     assert (meta.status, json.load(meta)) == (503, {"error": "model: there is no such model"})
@@ -93,10 +79,10 @@ def test_a_failure_is_a_sentence_for_those_who_follow_who_wait_and_who_come_late
     assert json.loads(late.readline()) == {"error": "model: there is no such model"}
 
 
-def test_a_reader_can_cancel_it(begin: Callable[..., Any]) -> None:
+def test_a_reader_can_cancel_it(begin):
     cancelled = threading.Event()
     with BackgroundServer(OpeningSite(on_cancel=cancelled.set)) as running:
-        site = site_of(running)
+        site = running.site
         site.report("reading the text", 0, 2)
         assert begin(running, "api/cancel", {}).status == 200
         assert cancelled.is_set()
@@ -105,9 +91,7 @@ def test_a_reader_can_cancel_it(begin: Callable[..., Any]) -> None:
         assert json.load(begin(running, "api/meta")) == {"error": CANCELLED}
 
 
-def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who_can(
-    running: BackgroundServer, begin: Callable[..., Any]
-) -> None:
+def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who_can(running, begin):
     page = begin(running, f"?{running.address.partition('?')[2]}")
     assert b"web/main.js" in page.read()
     cookie = page.headers["set-cookie"].partition(";")[0]
@@ -122,11 +106,11 @@ def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who
     assert [kind for kind, _ in bodies.values()] == [None, "gzip", "gzip", None]
 
 
-def test_urgent_work_runs_while_patient_work_does() -> None:
+def test_urgent_work_runs_while_patient_work_does():
     queue, begun, go = WorkQueue(1), threading.Event(), threading.Event()
-    order: list[str] = []
+    order = []
 
-    def block() -> None:
+    def block():
         begun.set()
         assert go.wait(HANGING)
 
@@ -144,10 +128,10 @@ def test_urgent_work_runs_while_patient_work_does() -> None:
     queue.shutdown()
 
 
-def test_what_waits_at_the_end_is_cancelled() -> None:
+def test_what_waits_at_the_end_is_cancelled():
     queue, begun, go = WorkQueue(1), threading.Event(), threading.Event()
 
-    def block() -> None:
+    def block():
         begun.set()
         assert go.wait(HANGING)
 
@@ -162,7 +146,7 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
 HEAD = {"kind": "head", "layer": "1", "head": 2}
 
 
-def rerun(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+def rerun(seen, cuts, report):
     report("reading", 1, 2)
     if HeadCut("0", 3) in cuts:
         raise ValueError("block: no attention call was edited")
@@ -170,12 +154,12 @@ def rerun(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture
 
 
 @pytest.fixture
-def serve(serve: Serve) -> Serve:
+def serve(serve):
     """Starts a server that can run with something cut."""
     return partial(serve, predicted(captured(12)), run_cut=rerun)
 
 
-def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Serve) -> None:
+def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve):
     running = serve()
     assert ask(running, "/api/meta").json["can"]["cut"] is True
     lines = ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines
@@ -206,16 +190,14 @@ def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Serve) -> None:
         (b"[]", 400, "expected a JSON object"),
     ],
 )
-def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(
-    body: Any, status: int, message: str, serve: Serve
-) -> None:
+def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(body, status, message, serve):
     running = serve()
     answer = ask(running, "/api/cut", body=body, headers={"content-type": "application/json"})
     assert (answer.status, message in answer.json["error"]) == (status, True)
     assert len(ask(running, "/api/meta").json["texts"]) == 1
 
 
-def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Serve) -> None:
+def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve):
     running = serve()
     assert ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines[-1] == {"text": 1}
     wrong = [{"kind": "head", "layer": "0", "head": 3}]
@@ -224,7 +206,7 @@ def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Serve) -> N
     assert ask(running, "/api/meta").json["texts"][1]["removed"] is False
 
 
-def test_edited_runs_take_no_text_s_place(serve: Serve) -> None:
+def test_edited_runs_take_no_text_s_place(serve):
     running = serve()
     for number in range(4):
         lines = ask(running, "/api/cut", body={"text": 0, "cuts": [{**HEAD, "head": number}]}).lines
@@ -234,10 +216,10 @@ def test_edited_runs_take_no_text_s_place(serve: Serve) -> None:
     assert ask(running, "/api/capture", body={"text": "a b c"}).status == 409
 
 
-def test_one_run_at_a_time_and_it_stops_with_its_client(serve: Serve) -> None:
+def test_one_run_at_a_time_and_it_stops_with_its_client(serve):
     begun, gone, stopped = threading.Event(), threading.Event(), threading.Event()
 
-    def slow(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+    def slow(seen, cuts, report):
         begun.set()
         try:
             while True:
