@@ -76,24 +76,6 @@ def test_the_start_is_the_most_telling_head_however_large_the_capture(monkeypatc
     assert Contents(seen).start == ("2", 7)
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda c: c[0].row(0, 0, 50),
-        lambda c: c[0].row(0, 9, 0),
-        lambda c: c[0].row(0, "most", 0),
-        lambda c: c[1].row(0, 0, 0),
-        lambda c: c[0].column("7", 0, 0),
-        lambda c: c[-1].thumbnail(0),
-        lambda c: c[3].heads(),
-        lambda c: c[0].steps(0, 0, -1),
-    ],
-)
-def test_what_is_not_there_is_named(ask):
-    with pytest.raises(KeyError, match="expected"):
-        ask(Contents(captured(50)))
-
-
 def test_nothing_to_show_is_said():
     with pytest.raises(ValueError, match="without layers"):
         Contents(Capture())

@@ -3,7 +3,7 @@
 import http.client
 import json
 import socket
-from contextlib import closing
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -40,14 +40,22 @@ def _address(running):
     return running if isinstance(running, str) else running.address
 
 
-def ask(running, path, *, method="GET", body=None, headers=None, key=True):
+@contextmanager
+def begin(running, path, *, method="GET", body=None, headers=None, key=True):
+    """A response of which nothing is read yet."""
     headers = {**(bearer(running) if key else {}), **(headers or {})}
     if isinstance(body, dict):
         body, headers = json.dumps(body).encode(), {"content-type": "application/json", **headers}
     port = urlsplit(_address(running)).port
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HANGING)) as connection:
         connection.request("POST" if body is not None else method, path, body, headers)
-        return Answer(connection.getresponse())
+        with connection.getresponse() as response:
+            yield response
+
+
+def ask(running, path, **options):
+    with begin(running, path, **options) as response:
+        return Answer(response)
 
 
 def head(running, line, *headers):

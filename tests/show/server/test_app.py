@@ -287,6 +287,8 @@ def test_what_is_too_much_or_wrong_is_said(path, body, status, message, shared):
         ("row?text=0&layer=__class__&head=0&row=0", 404, "layer: expected one of"),
         ("row?text=5&layer=mean&head=mean&row=0", 404, "text: expected a number"),
         ("column?text=0&layer=mean&head=mean&col=999", 404, "col: expected a number"),
+        ("thumbs?text=-1&layer=0", 400, "text: expected a whole number"),
+        ("row?text=0&layer=0&head=most&row=0", 400, "head: expected a whole number"),
         ("meta/", 404, "there is nothing at this address"),
         ("row?text=0&layer=0&head=0&row=4e1", 400, "row: expected a whole number"),
         ("row?text=0&layer=0&head=0&row=" + "9" * 5000, 400, "row: expected a whole number"),

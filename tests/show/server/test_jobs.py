@@ -3,9 +3,7 @@
 import gzip
 import json
 import threading
-import urllib.error
-import urllib.request
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -19,7 +17,7 @@ from regard.show.server.opening_site import CANCELLED, OpeningSite
 from regard.show.server.work_queue import WorkQueue
 from tests.captures import captured, predicted
 from tests.patience import HANGING
-from tests.show.server.client import ask, connect, post
+from tests.show.server.client import ask, begin, connect, post
 
 
 @pytest.fixture
@@ -28,82 +26,62 @@ def running():
         yield server
 
 
-@pytest.fixture
-def begin():
-    """Gives a response of which nothing is read yet, also one that refuses."""
-    with ExitStack() as stack:
-
-        def request(running, path, body=None, **headers):
-            origin, _, token = running.address.partition("?token=")
-            words = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-            words |= {name.replace("_", "-"): value for name, value in headers.items()}
-            data = None if body is None else json.dumps(body).encode()
-            asked = urllib.request.Request(origin + path, data, words)
-            try:
-                return stack.enter_context(urllib.request.urlopen(asked, timeout=HANGING))
-            except urllib.error.HTTPError as refusal:
-                return stack.enter_context(refusal)
-
-        yield request
-
-
-def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_something(running, begin):
+def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_something(running):
     site = running.site
     metas = []
-    waiting = threading.Thread(target=lambda: metas.append(json.load(begin(running, "api/meta"))))
+    waiting = threading.Thread(target=lambda: metas.append(ask(running, "/api/meta").json))
     waiting.start()
-    lines = begin(running, "api/opening", {})
-    assert json.loads(lines.readline()) == {"progress": {"doing": "opening", "done": 0, "of": 0}}
-    site.report("reading the text", 3, 30)
-    assert json.loads(lines.readline()) == {"progress": {"doing": "reading the text", "done": 3, "of": 30}}
-    assert begin(running, "api/capture", {"text": "a"}).status == 409
-    assert metas == []
-    site.open(Site(Contents(captured(12))))
-    assert json.loads(lines.readline()) == {"ready": True}
-    assert lines.readline() == b""
+    with begin(running, "/api/opening", body={}) as lines:
+        assert json.loads(lines.readline()) == {"progress": {"doing": "opening", "done": 0, "of": 0}}
+        site.report("reading the text", 3, 30)
+        assert json.loads(lines.readline()) == {
+            "progress": {"doing": "reading the text", "done": 3, "of": 30}
+        }
+        assert ask(running, "/api/capture", body={"text": "a"}).status == 409
+        assert metas == []
+        site.open(Site(Contents(captured(12))))
+        assert json.loads(lines.readline()) == {"ready": True}
+        assert lines.readline() == b""
     waiting.join(HANGING)
     assert metas[0]["model"] == "random"
-    assert begin(running, "api/opening", {}).read() == b'{"ready": true}\n'  # who comes late
-    assert begin(running, "api/cancel", {}).status == 409
-    assert begin(running, "api/row?text=0&layer=0&head=0&row=3").status == 200
+    assert ask(running, "/api/opening", body={}).lines == [{"ready": True}]  # who comes late
+    assert ask(running, "/api/cancel", body={}).status == 409
+    assert ask(running, "/api/row?text=0&layer=0&head=0&row=3").status == 200
 
 
-def test_a_failure_is_a_sentence_for_those_who_follow_who_wait_and_who_come_later(running, begin):
-    lines = begin(running, "api/opening", {})
-    lines.readline()
-    running.site.fail("model: there is no such model")
-    assert json.loads(lines.readline()) == {"error": "model: there is no such model"}
-    meta = begin(running, "api/meta")
-    assert (meta.status, json.load(meta)) == (503, {"error": "model: there is no such model"})
-    late = begin(running, "api/opening", {})
-    assert json.loads(late.readline()) == {"error": "model: there is no such model"}
+def test_a_failure_is_a_sentence_for_those_who_follow_who_wait_and_who_come_later(running):
+    failure = {"error": "model: there is no such model"}
+    with begin(running, "/api/opening", body={}) as lines:
+        lines.readline()
+        running.site.fail("model: there is no such model")
+        assert json.loads(lines.readline()) == failure
+    meta = ask(running, "/api/meta")
+    assert (meta.status, meta.json) == (503, failure)
+    assert ask(running, "/api/opening", body={}).lines == [failure]
 
 
-def test_a_reader_can_cancel_it(begin):
+def test_a_reader_can_cancel_it():
     cancelled = threading.Event()
     with BackgroundServer(OpeningSite(on_cancel=cancelled.set)) as running:
-        site = running.site
-        site.report("reading the text", 0, 2)
-        assert begin(running, "api/cancel", {}).status == 200
+        running.site.report("reading the text", 0, 2)
+        assert ask(running, "/api/cancel", body={}).status == 200
         assert cancelled.is_set()
         with pytest.raises(StoppedError):
-            site.report("reading the text", 1, 2)
-        assert json.load(begin(running, "api/meta")) == {"error": CANCELLED}
+            running.site.report("reading the text", 1, 2)
+        assert ask(running, "/api/meta").json == {"error": CANCELLED}
 
 
-def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who_can(running, begin):
-    page = begin(running, f"?{running.address.partition('?')[2]}")
-    assert b"web/main.js" in page.read()
+def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who_can(running):
+    page = ask(running, f"/?{running.address.partition('?')[2]}")
+    assert b"web/main.js" in page.body
     cookie = page.headers["set-cookie"].partition(";")[0]
-    bodies = {}
+    bodies, kinds = set(), []
     for encoding in ("identity", "gzip", "br, gzip;q=0.5", "*"):
-        answer = begin(running, "web/main.js", cookie=cookie, accept_encoding=encoding)
-        body = answer.read()
-        if answer.headers["content-encoding"] == "gzip":
-            body = gzip.decompress(body)
-        bodies[encoding] = (answer.headers["content-encoding"], body)
-    assert {body for _, body in bodies.values()} == {bodies["identity"][1]}
-    assert [kind for kind, _ in bodies.values()] == [None, "gzip", "gzip", None]
+        answer = ask(running, "/web/main.js", headers={"cookie": cookie, "accept-encoding": encoding})
+        kinds.append(answer.headers.get("content-encoding"))
+        bodies.add(gzip.decompress(answer.body) if kinds[-1] == "gzip" else answer.body)
+    assert len(bodies) == 1
+    assert kinds == [None, "gzip", "gzip", None]
 
 
 def test_urgent_work_runs_while_patient_work_does():
