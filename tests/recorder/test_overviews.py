@@ -12,6 +12,7 @@ from regard.attention.backends.triton.cells import SquareCells
 from regard.gpt import GPT, Config
 from regard.maps.tile_passes import kept_overview
 from tests.recorder.small_llama import small_llama
+from tests.recorder.small_models import Projected
 
 pytest.importorskip("transformers")
 
@@ -50,14 +51,8 @@ def gpt():
     return GPT(Config(**sizes)).eval()
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-
-    def forward(self, x):
-        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+def sdpa(q, k, v):
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def ids():
@@ -66,7 +61,7 @@ def ids():
 
 MODELS = {
     "GPT": lambda: (gpt(), (ids(),)),
-    "SDPA": lambda: (nn.Sequential(Block(), Block()).eval(), (torch.randn(1, T, 8),)),
+    "SDPA": lambda: (nn.Sequential(Projected(sdpa), Projected(sdpa)), (torch.randn(1, T, 16),)),
     "Llama": lambda: (small_llama(), (ids(),)),
     "Llama with Regard's attention": lambda: (small_llama("regard"), (ids(),)),
 }
