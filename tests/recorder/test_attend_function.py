@@ -92,24 +92,6 @@ def test_autocast_lowers_what_it_lowers_without_a_capture(mask, return_lse):
     assert torch.equal(*kept)
 
 
-class Mixed(nn.Module):
-    """A layer of Regard's, a module that calls `attend` and one that calls PyTorch's function."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = Attention(16, 4, mask=regard.causal)
-        self.second = Projected(attend, mask=regard.causal)
-        self.third = Projected(PYTORCHS)
-
-    def forward(self, x):
-        return self.third(self.second(self.first(x)))
-
-
-def test_beside_other_attention_every_layer_is_heard_once():
-    seen = captured(Mixed(), text())
-    assert sorted(layer.name for layer in seen.layers) == ["first", "second", "third"]
-
-
 def test_attention_outside_of_the_model_is_not_recorded():
     model, x = own(mask=regard.causal), text()
     with regard.capture(model) as seen:
