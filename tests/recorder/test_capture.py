@@ -12,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from regard.recorder.sources.call_listeners import current_listeners
-from tests.against.test_capture_families import GPT2, build
+from tests.against.small_sizes import GPT2
+from tests.against.test_capture_families import build
 from tests.recorder.small_llama import small_llama
 from tests.recorder.small_models import MODELS, state
 from tests.recorder.text_models import words

@@ -139,7 +139,8 @@ def wait_for_steps(process, metrics, steps):
 
 def test_a_damaged_history_is_refused_and_nothing_is_changed(tmp_path, monkeypatch):
     folder = tmp_path / "damaged"
-    stop_after(monkeypatch, step=9, number=signal.SIGHUP)
+    # Twice, as `timeout` sends it.
+    at_step(monkeypatch, 9, lambda: [signal.raise_signal(signal.SIGHUP) for _ in range(2)])
     assert not run(folder).finished
     metrics = folder / METRICS_FILE
     metrics.write_text(metrics.read_text()[:-9])
@@ -147,19 +148,6 @@ def test_a_damaged_history_is_refused_and_nothing_is_changed(tmp_path, monkeypat
     with pytest.raises(ValueError, match=f"{METRICS_FILE} is damaged: expected at least"):
         run(folder, resume=True)
     assert contents(folder) == before
-
-
-def stop_after(patch, step, number):
-    """Let a signal come at a step, twice, as `timeout` sends it."""
-    take_step = TrainingRun._take_step
-
-    def then_signal(self, *rest):
-        take_step(self, *rest)
-        if self.step == step:
-            signal.raise_signal(number)
-            signal.raise_signal(number)
-
-    patch.setattr(TrainingRun, "_take_step", then_signal)
 
 
 def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
