@@ -75,26 +75,19 @@ def assert_holds_its_overview(m):
     assert torch.equal(m.pool(CELLS, CELLS), m.kept.mass)
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_overviews_after_the_models_own_attention(name):
+def test_overviews_of_the_models_own_attention_and_of_the_kernel(name, by_kernel, request):
+    runs = request.getfixturevalue("kernel_runs") if by_kernel else []
     model, inputs = MODELS[name]()
     seen = regard.capture(model, inputs=inputs, overviews=True)
+    assert len(runs) == 2 * by_kernel
     assert seen.certificate.certified
-    assert all("own attention output" in str(evidence) for evidence in seen.certificate)
+    against = "Regard's kernel" if by_kernel else "own attention output"
+    assert all(against in str(evidence) for evidence in seen.certificate)
     for m in seen:
         assert_holds_its_overview(m)
     assert all(m.kept is None for m in regard.capture(model, inputs=inputs))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_overviews_from_the_kernel_that_computes_the_output(name, kernel_runs):
-    model, inputs = MODELS[name]()
-    seen = regard.capture(model, inputs=inputs, overviews=True)
-    assert len(kernel_runs) == 2
-    assert seen.certificate.certified
-    assert all("Regard's kernel" in str(evidence) for evidence in seen.certificate)
-    for m in seen:
-        assert_holds_its_overview(m)
 
 
 def test_only_the_layers_and_heads_that_are_selected(kernel_runs):

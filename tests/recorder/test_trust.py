@@ -69,16 +69,13 @@ def run(function, ids=None, verify=False, **arguments):
     return seen
 
 
-def test_a_function_that_does_as_it_is_told_is_certified():
-    seen = run(attention)
+@pytest.mark.parametrize(
+    ("function", "mask"), [(attention, "causal"), (changed(attention_mask=lambda _: None), "full")]
+)
+def test_a_function_is_certified_with_the_mask_that_it_used(function, mask):
+    seen = run(function)
     assert seen.certificate.certified, str(seen.certificate)
-    assert str(seen[0].mask) == "causal"
-
-
-def test_a_function_that_drops_its_mask_has_the_map_without_it():
-    seen = run(changed(attention_mask=lambda _: None))
-    assert seen.certificate.certified, str(seen.certificate)
-    assert str(seen[0].mask) == "full"
+    assert str(seen[0].mask) == mask
 
 
 OFF = "off this layer's own attention output by"
