@@ -6,8 +6,6 @@ processor's time and 200 MB, and raise nothing but the error of that kind of fil
 of their own, whose memory is limited; a draw that hangs or crashes it is named by its format and number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

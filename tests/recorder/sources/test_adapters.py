@@ -1,7 +1,5 @@
 """Any module through an adapter: what it says is recorded and checked, and mistakes are told kindly."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest
