@@ -24,7 +24,7 @@ from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import parse_cuts
 from regard.show.data.map_view.quantity import Quantity
 from regard.show.data.map_view.units import text_units
-from regard.show.saved import bundle, model_block
+from regard.show.saved import bundle
 from regard.show.saved.model_block import check_model, pack_model
 from regard.show.saved.pack import pack
 from regard.show.saved.rounded_model import measure_change, read_again, round_model
@@ -339,11 +339,3 @@ def test_a_page_with_a_model_keeps_its_policy_and_its_first_picture_first(tmp_pa
     assert policy(page).replace(" 'wasm-unsafe-eval'", "") == policy(plain)
     assert page.index('id="regard-data"') < page.index("<script>") < page.index('id="model-weights"')
     assert "model-weights" not in plain.replace(bundle.bundle_modules("whole_page"), "")
-
-
-def test_the_classes_of_characters_are_as_the_tokenizer_has_them():
-    letters, numbers = model_block._letters_and_numbers()
-    assert letters[:4] == [0x41, 0x5A, 0x61, 0x7A]
-    assert numbers[:4] == [0x30, 0x39, 0xB2, 0xB3]
-    for ranges in (letters, numbers):
-        assert ranges == sorted(ranges)
