@@ -86,21 +86,19 @@ LATE = 13
 EARLY_MISTAKES = [case for case in cases("mistakes") if case[0] < LATE]
 LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE] + known_ways()
 # The checker takes a second to name one of these, so that a run has a share of them.
-SLOW = [
-    *cases("by_checker"),
-    *(
-        (lesson.number, mistake.right, mistake.wrong, mistake.name)
-        for lesson in LESSONS[:LATE]
-        if lesson.has_code
-        for mistake in usual_mistakes(lesson)
-    ),
+SLOW = cases("by_checker")
+USUAL = [
+    (lesson.number, mistake.right, mistake.wrong, mistake.name)
+    for lesson in LESSONS
+    if lesson.has_code
+    for mistake in usual_mistakes(lesson)
 ]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("number", "right", "wrong", "said"),
-    share(EARLY_MISTAKES, 24) + share(LATE_MISTAKES, 24) + share(SLOW, 96),
+    share(EARLY_MISTAKES, 24) + share(LATE_MISTAKES, 24) + share(SLOW, 96) + share(USUAL, 16),
 )
 def test_a_hint_leads_out_of_a_mistake(number, right, wrong, said):
     lesson = get_lesson(number)
