@@ -6,15 +6,13 @@ import torch
 from regard.attention.masks.base import full
 from regard.attention.masks.named_masks import causal
 from regard.recorder.capture_block import capture
-from tests.against.small_sizes import BERT, LLAMA
+from tests.against.small_sizes import BERT, GPT2, LLAMA
 from tests.sampling import combine, share
 
 transformers = pytest.importorskip("transformers")
 
 T = 14
 SIDES = ("none", "left", "right")  # where padding is
-GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
-GPT2 |= {"bos_token_id": None, "eos_token_id": None}
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 FALCON = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 FALCON |= {"bos_token_id": None, "eos_token_id": None}

@@ -5,20 +5,15 @@ import torch
 from torch import Tensor
 
 import regard
+from tests.against.small_sizes import EXPERTS, LATENT, LLAMA
 from tests.against.test_capture_families import BOTH, DECODERS, ENCODERS, build
 from tests.sampling import share
 
 PATCHES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
 PATCHES |= {"image_size": 32, "patch_size": 8}
-LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16}
-LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
-EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 OTHERS = {
-    "differential": ("DiffLlamaForCausalLM", DECODERS["llama"][1]),
-    "latent": (
-        "DeepseekV3ForCausalLM",
-        DECODERS["llama"][1] | LATENT | EXPERTS | {"num_key_value_heads": 4, "moe_intermediate_size": 16},
-    ),
+    "differential": ("DiffLlamaForCausalLM", LLAMA),
+    "latent": ("DeepseekV3ForCausalLM", LLAMA | LATENT | EXPERTS),
     "vit": ("ViTModel", PATCHES),
     "swin": (
         "SwinModel",

@@ -8,14 +8,12 @@ from torch import nn
 from regard.gpt import GPT
 from regard.gpt.files import downloads
 from regard.gpt.files.gguf import read
-from tests.against.small_sizes import LLAMA
+from tests.against.small_sizes import GPT2, LLAMA
 from tests.sampling import share
 
 transformers = pytest.importorskip("transformers")
 
 SIZES = {name: value for name, value in LLAMA.items() if name != "pad_token_id"}
-GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
-GPT2 |= {"bos_token_id": None, "eos_token_id": None}
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 LLAMA3 = {
     "rope_type": "llama3",

@@ -4,8 +4,6 @@ What a run leaves at its end must be the same, to the last byte, as if nobody ha
 damaged files must be refused and change nothing.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -8,13 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-def arguments() -> list[str]:
+def arguments():
     """What every test starts it with."""
     found = ["--disable-gpu", "--disable-dev-shm-usage"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -22,12 +21,12 @@ def arguments() -> list[str]:
     return found
 
 
-def find() -> str | None:
+def find():
     """The path of a Chromium that starts, or None."""
     return next((path for path in _candidates() if _starts(path)), None)
 
 
-def _candidates() -> Iterator[str]:
+def _candidates():
     if named := os.environ.get("CHROMIUM"):
         yield named
     for name in NAMES:
@@ -41,7 +40,7 @@ def _candidates() -> Iterator[str]:
         yield path
 
 
-def _starts(path: str) -> bool:
+def _starts(path):
     """Some distributions have a stub of this name that only says where to get the real one."""
     try:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
@@ -50,7 +49,7 @@ def _starts(path: str) -> bool:
     return said.returncode == 0 and "Chrom" in said.stdout
 
 
-def install() -> None:
+def install():
     """Get one; whatever fails is said on the way, and what counts is whether one is there in the end."""
     ways = [[sys.executable, "-m", "playwright", "install", "chromium"]]
     if os.name == "posix" and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -64,7 +63,7 @@ def install() -> None:
             return
 
 
-def main() -> None:
+def main():
     if not find():
         install()
     if not find():

@@ -1,22 +1,17 @@
 """A real Chromium and the page in it, served or from a file. What its console complains of fails a test."""
 
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from browser import chromium
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_run
-from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.bundle import write
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from tests.browser.openers import Export, Opener, Serve
-from tests.browser.page_pool import PagePool, PooledPage
+from tests.browser.page_pool import PagePool
 from tests.captures import HOSTILE, captured
 from tests.patience import HANGING
 from tests.sampling import share
@@ -25,7 +20,7 @@ expect.set_options(timeout=1000 * HANGING)
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser():
     path = chromium.find()
     if path is None:
         pytest.fail("there is no Chromium: `make chromium` installs one", pytrace=False)
@@ -38,20 +33,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def context_options() -> dict[str, Any]:
+def context_options():
     """What a test may override to have another window, theme or touch screen."""
     return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
 
 
 @pytest.fixture(scope="session")
-def page_pool(browser: Browser) -> PagePool:
+def page_pool(browser):
     return PagePool(browser)
 
 
 @pytest.fixture
-def pooled_page(
-    page_pool: PagePool, context_options: dict[str, Any], request: pytest.FixtureRequest
-) -> Iterator[PooledPage]:
+def pooled_page(page_pool, context_options, request):
     failed = request.session.testsfailed
     pooled = page_pool.take(context_options)
     yield pooled
@@ -62,32 +55,27 @@ def pooled_page(
 
 
 @pytest.fixture
-def context(pooled_page: PooledPage) -> BrowserContext:
+def context(pooled_page):
     return pooled_page.context
 
 
 @pytest.fixture
-def page(pooled_page: PooledPage) -> Iterator[Page]:
+def page(pooled_page):
     """A page that may not complain: errors in the console, exceptions and dialogs fail the test.
 
     So does what it says in its status line, even in passing: that is where it puts promises that failed.
     """
-    pooled_page.page.problems = pooled_page.problems  # type: ignore[attr-defined]  # a test that expects one clears it
+    pooled_page.page.problems = pooled_page.problems  # a test that expects one clears it
     yield pooled_page.page
     assert pooled_page.problems == []
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve():
     """Serves captures on a free port of loopback; gives what has the `address`."""
-    open_: list[BackgroundServer] = []
+    open_ = []
 
-    def start(
-        seen: Capture | Sequence[Capture] | None = None,
-        *,
-        contents: dict[str, Any] | None = None,
-        **site: Any,
-    ) -> BackgroundServer:
+    def start(seen=None, *, contents=None, **site):
         shown = Contents(captured() if seen is None else seen, **({"start": None} | (contents or {})))
         open_.append(BackgroundServer(Site(shown, **site)).start())
         return open_[-1]
@@ -98,10 +86,10 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, pooled_page: PooledPage) -> Iterator[Opener]:
+def saved(tmp_path, pooled_page):
     """Saves captures as one file, with the network off; gives its address. Asking for anything else fails."""
 
-    def save(seen: Capture | Sequence[Capture] | None = None, **options: Any) -> str:
+    def save(seen=None, **options):
         pooled_page.context.set_offline(True)
         path = tmp_path / "page.html"
         return write(captured() if seen is None else seen, path, **({"start": None} | options)).as_uri()
@@ -115,7 +103,7 @@ def saved(tmp_path: Path, pooled_page: PooledPage) -> Iterator[Opener]:
     ] == []
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """A test of `opened` runs with a server or with a file: half of the tests with either."""
     if "opened" in metafunc.fixturenames:
         ways = share(["served", "saved"], 2, turn=len(metafunc.function.__name__))
@@ -123,20 +111,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def opened(request: pytest.FixtureRequest) -> Opener:
+def opened(request):
     """The address of a page that shows captures, from a server or from a file."""
     if request.param == "saved":
-        save: Opener = request.getfixturevalue("saved")
+        save = request.getfixturevalue("saved")
         return save
-    serve: Serve = request.getfixturevalue("serve")
+    serve = request.getfixturevalue("serve")
     return lambda seen: serve(seen).address
 
 
 @pytest.fixture
-def export(page: Page, tmp_path: Path) -> Export:
+def export(page, tmp_path):
     """Saves what a view shows as a file of a kind."""
 
-    def save(view: str, kind: str) -> Path:
+    def save(view, kind):
         root = page.locator(f"#view-{view}")
         root.get_by_text("Export", exact=True).click()
         with page.expect_download() as waiting:
@@ -149,11 +137,11 @@ def export(page: Page, tmp_path: Path) -> Export:
 
 
 @pytest.fixture
-def training_run(tmp_path: Path) -> dict[str, Any]:
+def training_run(tmp_path):
     """Scores and losses at three steps of a run of two layers with three heads."""
     steps = (0, 100, 200)
 
-    def table(step: int, on: int) -> dict[str, Any]:
+    def table(step, on):
         heads = [
             [round((step / 200) * (layer * 3 + head + on) / 10, 3) for head in range(3)] for layer in range(2)
         ]

@@ -2,18 +2,14 @@
 
 import re
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
-from playwright.sync_api import FloatRect, Locator, Page, expect
+from playwright.sync_api import expect
 
 from tests.patience import HANGING
 
-Reading = TypeVar("Reading")
 
-
-def eventually(page: Page, read: Callable[[], Reading], expected: Callable[[Reading], bool]) -> Reading:
+def eventually(page, read, expected):
     """Return the first reading that is as expected; fail if none is within `HANGING` seconds."""
     limit = time.monotonic() + HANGING
     while not expected(reading := read()):
@@ -23,43 +19,36 @@ def eventually(page: Page, read: Callable[[], Reading], expected: Callable[[Read
     return reading
 
 
-def link(page: Page) -> str:
+def link(page):
     """The address with its fragment, from the page itself: Playwright's `page.url` follows later."""
-    address: str = page.evaluate("location.href")
+    address = page.evaluate("location.href")
     return address
 
 
-def state(page: Page, expected: Callable[[dict[str, str]], bool] = lambda at: True) -> dict[str, str]:
+def state(page, expected=lambda at: True):
     """The state in the page's address, once it is as expected."""
     settle(page)
 
-    def read() -> dict[str, str]:
+    def read():
         return dict(part.split("=") for part in link(page).partition("#")[2].split("&") if part)
 
     return eventually(page, read, expected)
 
 
-def settle(page: Page) -> None:
+def settle(page):
     """Wait until the address has followed what was done."""
     # By the page's own clock, which waits for the page's own work however busy the machine is.
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 250)))")
 
 
-def open_settings(page: Page) -> None:
+def open_settings(page):
     """Open the settings of the view that is shown."""
     page.get_by_role("button", name="Settings").locator("visible=true").click()
 
 
-def expect_weight(page: Page, weight: float, relative: float = 1e-3) -> None:
+def expect_weight(page, weight, relative=1e-3):
     """Wait until the notes of the map have this weight."""
     number = page.locator("#weight")
     expect(number).to_have_attribute("data-weight", re.compile(r"\d"))
     shown = lambda: float(number.get_attribute("data-weight") or "nan")  # noqa: E731
     eventually(page, shown, lambda now: now == pytest.approx(weight, rel=relative, abs=1e-9))
-
-
-def box_of(part: Locator) -> FloatRect:
-    """Where a part of the page lies in the window."""
-    box = part.bounding_box()
-    assert box is not None
-    return box

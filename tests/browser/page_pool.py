@@ -4,9 +4,6 @@ A page goes back empty, as a new one is. It is closed instead if something was d
 """
 
 import json
-from typing import Any
-
-from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.patience import HANGING
 
@@ -26,13 +23,13 @@ STATUS = """addEventListener("DOMContentLoaded", () => {
 class PooledPage:
     """A page in a context of its own, what it complained of, and the addresses that it requested."""
 
-    def __init__(self, browser: Browser, options: dict[str, Any]) -> None:
+    def __init__(self, browser, options):
         self.options = options
-        self.context: BrowserContext = browser.new_context(**options)
+        self.context = browser.new_context(**options)
         self.context.set_default_timeout(1000 * HANGING)
-        self.page: Page = self.context.new_page()
-        self.problems: list[str] = []
-        self.requested: list[str] = []
+        self.page = self.context.new_page()
+        self.problems = []
+        self.requested = []
         self.changed = False
         self._listen()
         self._session = self.context.new_cdp_session(self.page)
@@ -41,7 +38,7 @@ class PooledPage:
                 if hasattr(owner, name):
                     setattr(owner, name, self._noting(getattr(owner, name)))
 
-    def _listen(self) -> None:
+    def _listen(self):
         tell = self.problems.append
         self.context.on("request", lambda request: self.requested.append(request.url))
         self.page.on(
@@ -51,14 +48,14 @@ class PooledPage:
         self.page.on("dialog", lambda dialog: (tell(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.add_init_script(STATUS)
 
-    def _noting(self, method: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
+    def _noting(self, method):
+        def call(*arguments, **options):
             self.changed = True
             return method(*arguments, **options)
 
         return call
 
-    def empty(self) -> None:
+    def empty(self):
         """Make the page as good as new."""
         for tab in self.context.pages:
             if tab != self.page:
@@ -77,22 +74,22 @@ class PooledPage:
         self.problems.clear()
         self.requested.clear()
 
-    def close(self) -> None:
+    def close(self):
         self.context.close()
 
 
 class PagePool:
     """At most one idle page for each kind of window."""
 
-    def __init__(self, browser: Browser) -> None:
+    def __init__(self, browser):
         self._browser = browser
-        self._idle: dict[str, PooledPage] = {}
+        self._idle = {}
 
-    def take(self, options: dict[str, Any]) -> PooledPage:
+    def take(self, options):
         """Return a page that no other test uses, with these options of `Browser.new_context`."""
         return self._idle.pop(_kind(options), None) or PooledPage(self._browser, options)
 
-    def give_back(self, pooled: PooledPage) -> None:
+    def give_back(self, pooled):
         """Keep a page for the next test, unless it was changed for good or there is one."""
         if pooled.changed or _kind(pooled.options) in self._idle:
             pooled.close()
@@ -101,5 +98,5 @@ class PagePool:
             self._idle[_kind(pooled.options)] = pooled
 
 
-def _kind(options: dict[str, Any]) -> str:
+def _kind(options):
     return json.dumps(options, sort_keys=True)

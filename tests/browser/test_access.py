@@ -1,13 +1,11 @@
 """Every view by keys and by names: tabs, the way past them, and what has the focus has a name and a ring."""
 
 import re
-from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.browser.eventually import open_settings
-from tests.browser.openers import Serve
 from tests.captures import captured, predicted
 
 LONGEST = 79  # letters of a name, which a screen reader says in one breath; more is a description
@@ -42,7 +40,7 @@ NOTE_FOCUS = """() => {
 }"""
 
 
-def nodes(page: Page) -> list[dict[str, Any]]:
+def nodes(page):
     """What assistive technology is told: nodes with a role, a name, and whether they can have the focus."""
     session = page.context.new_cdp_session(page)
     tree = session.send("Accessibility.getFullAXTree")["nodes"]
@@ -58,9 +56,7 @@ def nodes(page: Page) -> list[dict[str, Any]]:
     ]
 
 
-def test_every_control_is_named_briefly_and_reached_by_keys(
-    page: Page, serve: Serve, training_run: dict[str, Any]
-) -> None:
+def test_every_control_is_named_briefly_and_reached_by_keys(page, serve, training_run):
     seen = [predicted(captured(30)), predicted(captured(30, seed=2))]
     running = serve(
         seen, contents={"time": training_run}, run_cut=lambda *_: seen[0], generate=lambda *_, **__: iter(())
@@ -101,9 +97,7 @@ def test_every_control_is_named_briefly_and_reached_by_keys(
     [{"forced_colors": "active", "color_scheme": "dark", "viewport": {"width": 1280, "height": 800}}],
     ids=["forced"],
 )
-def test_forced_colours_keep_colours_that_are_data(
-    page: Page, serve: Serve, training_run: dict[str, Any]
-) -> None:
+def test_forced_colours_keep_colours_that_are_data(page, serve, training_run):
     address = serve(captured(20), contents={"time": training_run}).address
     page.goto(f"{address}#view=time")
     cells = page.locator("#view-time .heat-cell")
@@ -129,7 +123,7 @@ def test_forced_colours_keep_colours_that_are_data(
     assert colours > 40
 
 
-def test_skipping_to_the_picture_keeps_the_place(page: Page, serve: Serve) -> None:
+def test_skipping_to_the_picture_keeps_the_place(page, serve):
     place = "view=heads&layer=1&head=2"
     page.goto(f"{serve().address}#{place}")
     expect(page.locator(".view canvas").first).to_be_visible()
@@ -141,7 +135,7 @@ def test_skipping_to_the_picture_keeps_the_place(page: Page, serve: Serve) -> No
     expect(page.locator("#view-heads")).to_be_visible()
 
 
-def test_tabs_by_keys(page: Page, serve: Serve) -> None:
+def test_tabs_by_keys(page, serve):
     page.goto(serve().address)
     page.locator("#tab-text").focus()
     for key, view in (

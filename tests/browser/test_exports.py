@@ -2,14 +2,12 @@
 
 import csv
 import re
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.browser.openers import Export, Opener
 from tests.captures import captured
 
 RUN = {
@@ -38,11 +36,11 @@ FIGURES = {
 
 
 @pytest.fixture
-def context_options() -> dict[str, Any]:
+def context_options():
     return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"}
 
 
-def test_every_view_is_a_figure_with_text_on_white_paper(page: Page, saved: Opener, export: Export) -> None:
+def test_every_view_is_a_figure_with_text_on_white_paper(page, saved, export):
     tokens = [WORLD[i % len(WORLD)] for i in range(40)]
     seen = captured(40, tokens=tokens)
     kept = seen.retained(["tova"], budget=[10, 20])
@@ -72,7 +70,7 @@ def test_every_view_is_a_figure_with_text_on_white_paper(page: Page, saved: Open
     assert export("map", "PNG").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_is_printed_alone_on_a_sheet_of_its_size(page: Page, opened: Opener) -> None:
+def test_a_picture_is_printed_alone_on_a_sheet_of_its_size(page, opened):
     page.goto(f"{opened(captured(20))}#view=map&layer=1&head=2")
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     title = page.title()
@@ -95,7 +93,7 @@ def test_a_picture_is_printed_alone_on_a_sheet_of_its_size(page: Page, opened: O
     assert page.title() == title
 
 
-def test_numbers_come_with_their_names(page: Page, saved: Opener, export: Export) -> None:
+def test_numbers_come_with_their_names(page, saved, export):
     seen = captured(30)
     address = saved(seen, time=RUN)
     tables = {}

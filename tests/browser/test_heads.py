@@ -1,33 +1,29 @@
 """The gallery and the survey: every head with its scores, of linear layers as well, by mouse and by key."""
 
 import re
-from typing import cast
 
 import pytest
 import torch
-from playwright.sync_api import Locator, Page, Position, expect
+from playwright.sync_api import expect
 
 import regard
 from regard.heads import describe
-from regard.heads.tables.table import HeadRow
-from regard.maps import LinearAttentionMap
 from regard.recorder import Capture, Layer
-from tests.browser.eventually import box_of, eventually, expect_weight
-from tests.browser.openers import Opener, Serve
+from tests.browser.eventually import eventually, expect_weight
 from tests.captures import captured, hybrid, surveyed
 from tests.sampling import share
 
 
-def gallery(seen: Capture, score: str = "induction") -> list[HeadRow]:
+def gallery(seen, score="induction"):
     """The rows in the order of the gallery: labelled heads first, each part sorted by a score."""
     return sorted(describe(seen.maps, seen.ids).sorted(score), key=lambda row: not row.labels)
 
 
-def titles(page: Page) -> list[str]:
+def titles(page):
     return page.locator("#view-heads .card h3").all_text_contents()
 
 
-def test_every_head_with_its_scores(page: Page, opened: Opener) -> None:
+def test_every_head_with_its_scores(page, opened):
     seen = captured(60)
     page.goto(opened(seen) + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
@@ -46,7 +42,7 @@ def test_every_head_with_its_scores(page: Page, opened: Opener) -> None:
             assert label.replace("_", " ") in (card.locator(".tags").text_content() or "")
 
 
-def test_sorted_and_filtered(page: Page, serve: Serve) -> None:
+def test_sorted_and_filtered(page, serve):
     seen = captured(60)
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
@@ -61,7 +57,7 @@ def test_sorted_and_filtered(page: Page, serve: Serve) -> None:
     )
 
 
-def test_what_a_head_is_called_and_who_is_called_so(page: Page, serve: Serve) -> None:
+def test_what_a_head_is_called_and_who_is_called_so(page, serve):
     T = 40
     places = torch.eye(T)
     q = torch.stack([30 * places.roll(1, 0), 0 * places])[None]  # at the token before; at all alike
@@ -80,7 +76,7 @@ def test_what_a_head_is_called_and_who_is_called_so(page: Page, serve: Serve) ->
     expect(page.locator("#view-heads .card h3")).to_have_text(["Layer 0, head 1"])
 
 
-def test_by_key_alone(page: Page, serve: Serve) -> None:
+def test_by_key_alone(page, serve):
     seen = captured(40)
     second, last = gallery(seen)[1], gallery(seen)[-1]
     page.goto(serve(seen).address + "#view=heads")
@@ -99,7 +95,7 @@ def test_by_key_alone(page: Page, serve: Serve) -> None:
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
 
 
-def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Opener) -> None:
+def test_the_matrix_comes_first_and_opens_heads(page, opened):
     seen = captured(60)
     page.goto(opened(seen) + "#view=heads")
     cells = page.locator(".score-table .heat-cell")
@@ -129,7 +125,7 @@ def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Opener) -> N
     expect(page.locator(".map-caption .head-sentence")).to_contain_text(table[1, 1].sentence[:20])
 
 
-def test_cards_of_many_heads_are_built_when_they_come_near(page: Page, serve: Serve) -> None:
+def test_cards_of_many_heads_are_built_when_they_come_near(page, serve):
     seen = captured(12, layers=8, heads=16, kv_heads=16)
     names = [f"Layer {row.layer}, head {row.head}" for row in gallery(seen, "previous_token")]
     page.goto(serve(seen).address + "#view=heads")
@@ -143,7 +139,7 @@ def test_cards_of_many_heads_are_built_when_they_come_near(page: Page, serve: Se
     expect(slots.last.locator(".gallery-picture")).to_be_focused()
 
 
-def test_modules_that_are_missing_are_named(page: Page, opened: Opener) -> None:
+def test_modules_that_are_missing_are_named(page, opened):
     sentence = "3 modules that mix tokens could not be captured and are not shown: 2 × GatedDeltaNet, <b>GRU."
     seen = captured()
     seen.missing = {"layers.0.mixer": "GatedDeltaNet", "layers.1.mixer": "GatedDeltaNet", "gru": "<b>GRU"}
@@ -155,25 +151,16 @@ def test_modules_that_are_missing_are_named(page: Page, opened: Opener) -> None:
 
 
 @pytest.fixture(params=share(["served", "saved"], 2))
-def address(request: pytest.FixtureRequest) -> str:
+def address(request):
     seen = captured()
     if request.param == "saved":
-        save: Opener = request.getfixturevalue("saved")
+        save = request.getfixturevalue("saved")
         return save(seen, survey=surveyed(seen))
-    serve: Serve = request.getfixturevalue("serve")
+    serve = request.getfixturevalue("serve")
     return serve(seen, contents={"survey": surveyed(seen)}).address
 
 
-def centre(part: Locator, box: Locator) -> Position:
-    """The middle of a part, from the upper left of its box."""
-    inner, outer = box_of(part), box_of(box)
-    return {
-        "x": inner["x"] + inner["width"] / 2 - outer["x"],
-        "y": inner["y"] + inner["height"] / 2 - outer["y"],
-    }
-
-
-def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
+def test_a_head_is_chosen_and_described(page, address):
     page.goto(address)  # it opens on the survey
     expect(page.locator("#tab-survey")).to_have_attribute("aria-selected", "true")
     expect(page.locator("#view-survey .chart-dot")).to_have_count(8)
@@ -192,7 +179,7 @@ def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
     dot = page.locator("#view-survey .chart-dot:not(.own)").first
     dot.hover()
     expect(page.locator("#view-survey .chart-tip")).to_contain_text("Layer")
-    page.locator("#view-survey .chart").click(position=centre(dot, page.locator("#view-survey .chart")))
+    dot.click(force=True)  # the chart listens, not its dots
     expect(page.locator(".survey-head h2")).not_to_have_text("Layer 1, head 2")
     chosen = page.locator("#view-survey").get_by_label("Head", exact=True).input_value()
     page.get_by_role("button", name="Open in Map").click()
@@ -202,16 +189,16 @@ def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
 
 
 @pytest.mark.parametrize("layer", share([0, 1, 2], 3))
-def test_the_weights_of_linear_layers_have_signs(page: Page, opened: Opener, layer: int) -> None:
+def test_the_weights_of_linear_layers_have_signs(page, opened, layer):
     seen = hybrid()
     page.goto(f"{opened(seen)}#layer={layer}&head=3&row=20&col=17")
-    m = cast(LinearAttentionMap, seen.layers[layer].map)
+    m = seen.layers[layer].map
     expect_weight(page, float(m[0, 3, 20, 17]))
     expect(page.locator(".map-foot")).to_contain_text("−")  # colours of both signs
     expect(page.locator(".map-notes")).to_contain_text(m.kind)
 
 
-def test_steps_name_the_layers_that_have_some(page: Page, opened: Opener) -> None:
+def test_steps_name_the_layers_that_have_some(page, opened):
     page.goto(f"{opened(hybrid())}#view=steps&layer=0")
     expect(page.locator("#view-steps .empty")).to_have_text(
         "Layer 0 has no softmax: its weights come from a recurrence (gated delta rule). "
@@ -219,7 +206,7 @@ def test_steps_name_the_layers_that_have_some(page: Page, opened: Opener) -> Non
     )
 
 
-def test_heads_of_linear_layers_have_the_scores_that_mean_something(page: Page, opened: Opener) -> None:
+def test_heads_of_linear_layers_have_the_scores_that_mean_something(page, opened):
     page.goto(f"{opened(hybrid())}#view=heads")
     card = page.locator("#view-heads .card").first
     expect(card).to_contain_text("effective length")

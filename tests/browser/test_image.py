@@ -2,35 +2,32 @@
 
 import functools
 import re
-from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import expect
 
 import regard
-from regard.recorder import Capture
 from scripts import digits_vit
 from tests.browser.eventually import open_settings
-from tests.browser.openers import Export, Opener, Serve
 from tests.pictures.test_pictures import IMAGE, a_photo, llava, normalised
 
 FIRST = 3  # the first patch, after CLS and two registers
 
 
-def named(row: int, col: int) -> str:
+def named(row, col):
     """A patch as the page names it."""
     return f"row\u2005{row},\u2005column\u2005{col}"
 
 
 @functools.cache
-def digits() -> Capture:
-    seen: Capture = digits_vit.capture_digit()
+def digits():
+    seen = digits_vit.capture_digit()
     return seen
 
 
 @functools.cache
-def photo_and_text() -> Capture:
+def photo_and_text():
     ids = torch.tensor([[1, 2, 3] + [IMAGE] * 9 + [4, 5, 6]])
     pixels = normalised(a_photo())[None]
     seen = regard.capture(llava(), inputs={"pixel_values": pixels, "input_ids": ids})
@@ -38,34 +35,32 @@ def photo_and_text() -> Capture:
     return seen
 
 
-def strongest(weights: torch.Tensor, count: int = 3) -> list[str]:
+def strongest(weights, count=3):
     """The names of the tokens with the largest weights, as the page writes them."""
     pictures = digits().pictures
-    assert pictures is not None
     layout = pictures.layout(0, "keys")
-    assert layout is not None
     return [
         str(layout.name(token)).replace(" ", "\u2005")
         for token in weights.argsort(descending=True)[:count].tolist()
     ]
 
 
-def expect_ranked(page: Page, weights: torch.Tensor) -> None:
+def expect_ranked(page, weights):
     """Wait until the list of the strongest begins with those of these weights."""
     for place, name in enumerate(strongest(weights)):
         expect(page.locator("#view-image .ranked .token").nth(place)).to_have_text(name)
 
 
-def colour_at(page: Page, place: int) -> tuple[int, int, int, float]:
+def colour_at(page, place):
     """The colour over a patch, by its number: red, green, blue and opacity."""
-    colour: str = (
+    colour = (
         page.locator(".text-body .tok.patch").nth(place).evaluate("e => getComputedStyle(e).backgroundColor")
     )
     red, green, blue, *opacity = (float(x) for x in re.findall(r"[\d.]+", colour))
     return int(red), int(green), int(blue), opacity[0] if opacity else 1.0
 
 
-def test_cls_is_looked_from_first_and_pointing_shows_any_patch(page: Page, opened: Opener) -> None:
+def test_cls_is_looked_from_first_and_pointing_shows_any_patch(page, opened):
     """What the page shows is what the library has: of CLS, of a patch by mouse, and of who attends to it."""
     seen = digits()
     page.goto(opened(seen) + "#layer=1&head=3")
@@ -83,7 +78,7 @@ def test_cls_is_looked_from_first_and_pointing_shows_any_patch(page: Page, opene
     assert opacity > 0.8
     assert colour_at(page, int(patches.argmin()))[3] < 0.1
 
-    def patch(row: int, col: int) -> Locator:
+    def patch(row, col):
         return page.locator(".text-body .tok.patch").nth(8 * (row - 1) + col - 1)
 
     # By mouse: row 3, column 4, then pinned; a second patch under the pointer is named with its weight.
@@ -102,7 +97,7 @@ def test_cls_is_looked_from_first_and_pointing_shows_any_patch(page: Page, opene
     expect_ranked(page, weights[:, FIRST + 4 * 8 + 2])
 
 
-def test_keys_move_between_patches_and_heads_have_small_pictures(page: Page, serve: Serve) -> None:
+def test_keys_move_between_patches_and_heads_have_small_pictures(page, serve):
     seen = digits()
     page.goto(serve(seen).address + "#layer=1&head=3")
     page.locator("#view-image .text-body").focus()
@@ -130,7 +125,7 @@ def test_keys_move_between_patches_and_heads_have_small_pictures(page: Page, ser
     expect(page.locator("#view-image .text-notes")).to_contain_text("Left out of the shading:")
 
 
-def test_the_map_names_patches_and_heads_have_scores_in_two_dimensions(page: Page, serve: Serve) -> None:
+def test_the_map_names_patches_and_heads_have_scores_in_two_dimensions(page, serve):
     page.goto(serve(digits()).address + f"#view=map&layer=1&head=3&row=0&col={FIRST + 8 + 4}")
     expect(page.locator("#view-map .facts").first).to_contain_text("row 2, column 5")
     page.get_by_role("tab", name="Heads").click()
@@ -139,13 +134,13 @@ def test_the_map_names_patches_and_heads_have_scores_in_two_dimensions(page: Pag
 
 
 @pytest.fixture
-def context_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+def context_options(request):
     if "phone" in request.node.name:
         return {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True}
     return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
 
 
-def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Opener) -> None:
+def test_image_tokens_of_a_text_are_fields_of_the_picture(page, opened):
     seen = photo_and_text()
     page.goto(opened(seen) + "#view=text&layer=language_model.0&head=0&row=14")
     fields = page.locator(".patch-picture .tok.patch")
@@ -161,7 +156,7 @@ def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Op
     expect(page.locator("#view-text .shares")).to_contain_text("text")
 
 
-def test_the_picture_is_exported_with_words_and_numbers(page: Page, saved: Opener, export: Export) -> None:
+def test_the_picture_is_exported_with_words_and_numbers(page, saved, export):
     seen = digits()
     page.goto(saved(seen) + "#layer=1&head=3")
     expect_ranked(page, seen[1, 3].to_dense()[0, 0])

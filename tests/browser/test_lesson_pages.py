@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.page import page_path, write_pages
@@ -31,18 +31,17 @@ MEASURE = """() => {
 }"""
 
 
-def letter_share(source: str) -> float:
+def letter_share(source):
     """The size of the smallest letter of a picture as a share of its width, from its address."""
     if source.startswith("data:"):
         svg = base64.b64decode(source.partition(",")[2]).decode("utf-8")
     else:
         svg = Path(unquote(urlsplit(source).path)).read_text(encoding="utf-8")
     width = VIEW.search(svg)
-    assert width is not None
     return min(100 * float(scale) for scale in LETTER.findall(svg)) / float(width[1])
 
 
-def assert_legible(page: Page, pictures: int) -> None:
+def assert_legible(page, pictures):
     """Measure the letters of so many pictures on the page in windows of every width, one of them dark."""
     shares = [letter_share(source) for source in page.evaluate(SOURCES)]
     assert len(shares) == pictures
@@ -58,20 +57,20 @@ def assert_legible(page: Page, pictures: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def lessons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lessons(tmp_path_factory):
     """A learner's folder with the pages of all lessons."""
     folder = tmp_path_factory.mktemp("lessons")
     write_pages(folder)
     return folder
 
 
-def test_letters_are_legible_on_the_pages_of_the_lessons(lessons: Path, page: Page) -> None:
+def test_letters_are_legible_on_the_pages_of_the_lessons(lessons, page):
     for lesson in share(LESSONS, 4):
         page.goto(page_path(lesson, lessons).as_uri())
         assert_legible(page, lesson.text.count(".svg)"))
 
 
-def test_the_dot_product_follows_the_arrows(lessons: Path, page: Page) -> None:
+def test_the_dot_product_follows_the_arrows(lessons, page):
     page.goto(page_path(get_lesson(1), lessons).as_uri())
     said, k = page.locator(".movable p").first, page.get_by_role("slider", name="The vector k")
     expect(said).to_contain_text("q · k = 1.00 · 0.30 + 0.50 · 1.10 = 0.85")
@@ -86,8 +85,6 @@ def test_the_dot_product_follows_the_arrows(lessons: Path, page: Page) -> None:
     drawing.scroll_into_view_if_needed()
     box = drawing.bounding_box()
     held = k.locator("circle").nth(1).bounding_box()
-    assert box
-    assert held
     page.mouse.move(held["x"] + held["width"] / 2, held["y"] + held["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + 10, box["y"] + box["height"] - 10)

@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 import regard
 from regard.recorder import Capture, Evidence, Layer
-from tests.browser.eventually import box_of, eventually, expect_weight, open_settings, settle, state
-from tests.browser.openers import Export, Opener
+from tests.browser.eventually import eventually, expect_weight, open_settings, settle, state
 from tests.captures import captured
 
 CANVAS = ".map-stage canvas"
@@ -17,20 +16,20 @@ T = 600  # three levels of tiles
 
 
 @pytest.fixture(scope="module")
-def seen() -> Capture:
+def seen():
     return captured(T, layers=2, boundary=200)
 
 
-def middle(page: Page) -> tuple[float, float]:
+def middle(page):
     expect(page.locator("#map-title")).not_to_be_empty()  # the map is there, and listens
     settle(page)
-    box = box_of(page.locator(CANVAS))
+    box = page.locator(CANVAS).bounding_box()
     return box["x"] + 0.35 * box["width"], box["y"] + 0.6 * box["height"]
 
 
-def pixels(page: Page, x: float, y: float) -> list[int]:
+def pixels(page, x, y):
     """The colour of the canvas at a point of the page."""
-    found: list[int] = page.evaluate(
+    found = page.evaluate(
         """([selector, x, y]) => {
           const canvas = document.querySelector(selector), box = canvas.getBoundingClientRect();
           const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
@@ -44,12 +43,12 @@ def pixels(page: Page, x: float, y: float) -> list[int]:
 
 
 @pytest.fixture
-def address(opened: Opener, seen: Capture) -> str:
+def address(opened, seen):
     """The page of the capture, from a server or from a file."""
     return opened(seen)
 
 
-def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Capture, address: str) -> None:
+def test_zoom_to_a_cell_and_read_the_library_s_number(page, seen, address):
     page.goto(f"{address}#layer=1&head=2")
     x, y = middle(page)
     page.mouse.move(x, y)
@@ -68,9 +67,9 @@ def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Capture,
     expect_weight(page, true)
 
 
-def cell_point(page: Page, row: int, col: int) -> tuple[float, float]:
+def cell_point(page, row, col):
     """Where a cell lies on the page, from what the address says of the camera."""
-    box = box_of(page.locator(CANVAS))
+    box = page.locator(CANVAS).bounding_box()
     at = state(page, lambda at: {"zoom", "x", "y"} <= at.keys())
     zoom, x, y = (float(at[name]) for name in ("zoom", "x", "y"))
     left, top = 112, 96  # the gutters of a wide picture
@@ -81,23 +80,22 @@ def cell_point(page: Page, row: int, col: int) -> tuple[float, float]:
     )
 
 
-def test_hover_reads_pooled_cells_of_the_whole_map(page: Page, seen: Capture, saved: Opener) -> None:
+def test_hover_reads_pooled_cells_of_the_whole_map(page, seen, saved):
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=0&head=1")
     expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is attention mass")
-    box = box_of(page.locator(CANVAS))
+    box = page.locator(CANVAS).bounding_box()
     page.mouse.move(box["x"] + 76, box["y"] + box["height"] * 0.7)  # near the first key
     facts = page.locator(".facts").first
     expect(facts).to_contain_text("keys")
     found = re.search(r"queries(\d+)–(\d+)keys(\d+)–(\d+)", facts.inner_text().replace("\n", ""))
-    assert found is not None
     r0, r1, k0, k1 = map(int, found.groups())
     cell = seen[0, 1].to_dense()[0, r0 : r1 + 1, k0 : k1 + 1]
     mass = float(cell.sum() / len(cell))
     expect_weight(page, mass)
 
 
-def test_what_the_mask_hides_says_so(page: Page, seen: Capture, saved: Opener) -> None:
+def test_what_the_mask_hides_says_so(page, seen, saved):
     page.goto(f"{saved(seen)}#zoom=40&x=100&y=90")
     page.mouse.move(*cell_point(page, 90, 98))
     expect(page.locator("#weight")).to_have_text("hidden")
@@ -106,21 +104,21 @@ def test_what_the_mask_hides_says_so(page: Page, seen: Capture, saved: Opener) -
     expect(page.locator("#weight")).not_to_have_text("hidden")
 
 
-def test_the_colours_can_leave_the_sink_out(page: Page, seen: Capture, address: str) -> None:
+def test_the_colours_can_leave_the_sink_out(page, seen, address):
     page.goto(f"{address}#layer=1&head=0")
     expect(page.locator("#hidden-mass")).to_be_hidden()
     open_settings(page)
     page.get_by_role("radio", name="left out").check()
     note = page.locator("#hidden-mass")
     expect(note).to_contain_text("The colours leave it out")
-    key = int(re.search(r"Key (\d+)", note.inner_text())[1])  # type: ignore[index]
+    key = int(re.search(r"Key (\d+)", note.inner_text())[1])
     matrix = seen[1, 0].to_dense()[0]
     share = float(matrix[:, key].sum() / (matrix[:, key] > 0).sum())  # over the queries that see it
     assert float(note.get_attribute("data-share") or "nan") == pytest.approx(share, rel=0.05)
     state(page, lambda at: at.get("sink") == "apart")
 
 
-def test_scales_and_pooling(page: Page, seen: Capture, saved: Opener) -> None:
+def test_scales_and_pooling(page, seen, saved):
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=1&head=3")
     open_settings(page)
@@ -146,7 +144,7 @@ def test_scales_and_pooling(page: Page, seen: Capture, saved: Opener) -> None:
     state(page, lambda at: {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= at.items())
 
 
-def test_by_keyboard_alone(page: Page, seen: Capture, saved: Opener) -> None:
+def test_by_keyboard_alone(page, seen, saved):
     page.goto(saved(seen))
     page.locator(".thumb[tabindex='0']").focus()
     page.keyboard.press("ArrowRight")
@@ -166,7 +164,7 @@ def test_by_keyboard_alone(page: Page, seen: Capture, saved: Opener) -> None:
     state(page, lambda now: "row" not in now)
 
 
-def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Opener) -> None:
+def test_drag_wheel_and_buttons(page, seen, saved):
     page.goto(saved(seen))
     x, y = middle(page)
     page.mouse.move(x, y)
@@ -187,7 +185,7 @@ def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Opener) -> Non
     state(page, lambda at: "zoom" not in at)
 
 
-def test_two_fingers(page: Page, seen: Capture, saved: Opener) -> None:
+def test_two_fingers(page, seen, saved):
     page.goto(saved(seen))
     x, y = middle(page)
     page.evaluate(
@@ -206,7 +204,7 @@ def test_two_fingers(page: Page, seen: Capture, saved: Opener) -> None:
     state(page, lambda at: float(at.get("zoom", 0)) > 3)  # five times as near as the whole
 
 
-def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved: Opener) -> None:
+def test_a_link_leads_back_to_the_same_picture(page, seen, saved):
     link = "layer=1&head=3&row=150&col=140&x=140&y=150&zoom=30&scale=log&reduce=max&sink=apart"
     page.goto(f"{saved(seen)}#{link}")
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
@@ -220,17 +218,17 @@ def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved:
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
 
 
-def test_both_themes(page: Page, saved: Opener) -> None:
+def test_both_themes(page, saved):
     page.goto(f"{saved(captured(20))}#colourTop=one&head=1&row=0&col=0")
     expect_weight(page, 1)  # query 0 looks at itself with all it has
-    box = box_of(page.locator(CANVAS))
+    box = page.locator(CANVAS).bounding_box()
 
-    def is_dark() -> bool:
+    def is_dark():
         strongest = sum(pixels(page, box["x"] + 118, box["y"] + 102))
         return strongest > sum(pixels(page, box["x"] + 2, box["y"] + 2))  # the paper
 
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         eventually(page, is_dark, lambda dark, scheme=scheme: dark is (scheme == "dark"))
     page.emulate_media(color_scheme="light")
     page.get_by_label("Theme: system").click()
@@ -239,9 +237,7 @@ def test_both_themes(page: Page, saved: Opener) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_what_is_not_certified_is_marked_in_every_view_and_export(
-    page: Page, saved: Opener, export: Export
-) -> None:
+def test_what_is_not_certified_is_marked_in_every_view_and_export(page, saved, export):
     seen = captured(30, model="a model whose name is " + "very " * 40 + "long")
     doubt = Evidence(0.3, 1e-6, 1e-7, 30, 30, "causal", 0.5, problem="The output was changed after attention")
     seen.layers[1].evidence = doubt
@@ -254,7 +250,7 @@ def test_what_is_not_certified_is_marked_in_every_view_and_export(
     assert ">Not certified: The output was changed after attention" in svg
 
 
-def test_layers_say_what_they_are(page: Page, saved: Opener) -> None:
+def test_layers_say_what_they_are(page, saved):
     full = captured(30, layers=1).layers[0]
     short = captured(30, layers=1, mask=regard.causal & regard.window(8)).layers[0]
     doubt = Evidence(0.3, 1e-6, 1e-7, 30, 30, "causal", 0.5, problem="The output was changed after attention")
@@ -276,9 +272,7 @@ def test_layers_say_what_they_are(page: Page, saved: Opener) -> None:
 
 
 @pytest.mark.parametrize(("size", "least"), [((390, 844), 0.9), ((720, 450), 0.75)], ids=str)
-def test_a_small_window_shows_the_map_first(
-    page: Page, saved: Opener, size: tuple[int, int], least: float
-) -> None:
+def test_a_small_window_shows_the_map_first(page, saved, size, least):
     """On a phone, and at a zoom of 200 %."""
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.goto(saved(captured(40)))
@@ -294,7 +288,7 @@ def test_a_small_window_shows_the_map_first(
     expect(page.get_by_role("radio", name="log")).to_be_visible()
 
 
-def test_a_file_cut_short_says_so(page: Page, saved: Opener) -> None:
+def test_a_file_cut_short_says_so(page, saved):
     address = saved(captured(20))
     path = Path(address.removeprefix("file://"))
     text = path.read_text("utf-8")
@@ -302,4 +296,4 @@ def test_a_file_cut_short_says_so(page: Page, saved: Opener) -> None:
     path.write_text(text[:start] + text[start + 400 :], "utf-8")
     page.goto(address)
     expect(page.locator("#status")).not_to_be_empty()
-    page.problems.clear()  # type: ignore[attr-defined]  # that it says so is the point
+    page.problems.clear()  # that it says so is the point

@@ -2,17 +2,13 @@
 
 import re
 import threading
-from collections.abc import Sequence
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 import regard
-from regard.recorder import Capture
-from regard.show.data.cuts import Cut, EdgeCut, HeadCut
-from regard.show.server.jobs import ReportProgress
+from regard.show.data.cuts import EdgeCut, HeadCut
 from tests.browser.eventually import link, open_settings
-from tests.browser.openers import Export, Opener, Serve
 from tests.captures import captured, predicted
 
 BANNER = ".run-banner"
@@ -21,11 +17,11 @@ BANNER = ".run-banner"
 class Model:
     """Stands in for a model: it keeps what was asked of it, and gives other random numbers for other cuts."""
 
-    def __init__(self, wait: threading.Event | None = None) -> None:
-        self.asked: list[list[Cut]] = []
+    def __init__(self, wait=None):
+        self.asked = []
         self.wait = wait
 
-    def run_cut(self, seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+    def run_cut(self, seen, cuts, report):
         self.asked.append(list(cuts))
         report("reading", 1, 2)
         while self.wait is not None and not self.wait.wait(0.01):
@@ -36,16 +32,16 @@ class Model:
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return Model()
 
 
 @pytest.fixture
-def address(serve: Serve, model: Model) -> str:
+def address(serve, model):
     return serve(predicted(captured(30)), contents={"titles": ["The cat"]}, run_cut=model.run_cut).address
 
 
-def test_a_head_is_cut_and_restored(page: Page, address: str, model: Model, export: Export) -> None:
+def test_a_head_is_cut_and_restored(page, address, model, export):
     page.goto(address + "#view=map&layer=1&head=2&row=20&col=3")
     expect(page.locator(BANNER)).to_be_hidden()
     switch = page.get_by_role("switch", name="Cut head 1.2")
@@ -86,7 +82,7 @@ def test_a_head_is_cut_and_restored(page: Page, address: str, model: Model, expo
     expect(switch).to_have_attribute("aria-checked", "false")
 
 
-def test_what_changed_leads_to_the_token_and_both_runs_stand_side_by_side(page: Page, address: str) -> None:
+def test_what_changed_leads_to_the_token_and_both_runs_stand_side_by_side(page, address):
     page.goto(address + "#view=heads")
     page.get_by_role("switch", name="Cut head 0.1").click()
     unfold = page.get_by_role("button", name="What changed")
@@ -117,7 +113,7 @@ def test_what_changed_leads_to_the_token_and_both_runs_stand_side_by_side(page: 
     expect(panel.locator(".likely")).to_have_count(0)
 
 
-def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: str, model: Model) -> None:
+def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page, address, model):
     page.goto(address + "#view=map&layer=1&head=0&row=20&col=3")
     page.get_by_role("button", name="Stop attention from “·t7” to “·t3”").click()
     expect(page.locator(".cut-chip")).to_have_text("head 1.0: “·t7” (20) cannot attend to “·t3” (3)")
@@ -141,13 +137,12 @@ def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: s
     page.get_by_role("button", name="Stop attention in view").click()
     expect(page.locator(".cut-chip")).to_have_count(2)
     view = model.asked[-1][-1]
-    assert isinstance(view, EdgeCut)
     assert 0 <= view.queries[0] < view.queries[1] <= 30
     assert (view.queries[1] - view.queries[0]) * (view.keys[1] - view.keys[0]) < 900
 
 
-def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(page: Page, serve: Serve) -> None:
-    def run_cut(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(page, serve):
+    def run_cut(seen, cuts, report):
         return captured(30, mask=regard.causal & ~regard.rule(lambda b, h, q, k: (q == 20) & (k == 3)))
 
     site = serve(captured(30), run_cut=run_cut)
@@ -165,11 +160,11 @@ def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(page: Page
     expect(page.get_by_role("button", name="Stop attention from every token to “·t3”")).to_be_visible()
 
 
-def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Serve) -> None:
+def test_a_cut_between_words_is_said_to_be_cut(page, serve):
     tokens = ["a", "b", " c", "d", " e"] * 6  # words of two, two and one
     cut = regard.rule(lambda b, h, q, k: (q >= 22) & (q < 24) & (k >= 7) & (k < 9))
 
-    def run_cut(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+    def run_cut(seen, cuts, report):
         assert cuts == [EdgeCut("1", 0, (22, 24), (7, 9))]
         return captured(30, tokens=tokens, mask=regard.causal & ~cut)
 
@@ -190,7 +185,7 @@ def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Serve) -> None
     )
 
 
-def test_a_generation_is_said_to_be_without_the_cuts(page: Page, serve: Serve, model: Model) -> None:
+def test_a_generation_is_said_to_be_without_the_cuts(page, serve, model):
     site = serve(predicted(captured(30)), generate=lambda *_: iter(()), run_cut=model.run_cut)
     page.goto(site.address + "#view=write")
     lead = page.locator("#view-write p").first
@@ -203,7 +198,7 @@ def test_a_generation_is_said_to_be_without_the_cuts(page: Page, serve: Serve, m
     expect(lead).to_contain_text("It continues without the cuts of the edited run.")
 
 
-def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) -> None:
+def test_keys_cut_a_head_in_the_gallery(page, address, model):
     page.goto(address + "#view=heads")
     expect(page.locator("#view-heads .gallery-picture")).to_have_count(8)  # layer by layer
     page.locator("#view-heads [data-name='0/1'] .gallery-picture").focus()
@@ -218,7 +213,7 @@ def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) 
     expect(page.get_by_role("switch", name="Cut head 1.1")).to_have_attribute("aria-checked", "false")
 
 
-def test_a_run_can_be_cancelled_and_a_problem_is_said(page: Page, serve: Serve) -> None:
+def test_a_run_can_be_cancelled_and_a_problem_is_said(page, serve):
     go = threading.Event()
     model = Model(go)
     page.goto(serve(predicted(captured(30)), run_cut=model.run_cut).address + "#view=map&layer=0&head=1")
@@ -234,7 +229,7 @@ def test_a_run_can_be_cancelled_and_a_problem_is_said(page: Page, serve: Serve) 
     expect(page.locator("#text option")).to_have_count(1)
 
 
-def test_a_saved_page_and_a_page_without_a_model_have_no_switches(page: Page, opened: Opener) -> None:
+def test_a_saved_page_and_a_page_without_a_model_have_no_switches(page, opened):
     page.goto(opened(predicted(captured(30))) + "#view=map&layer=1&head=2&row=20&col=3")
     expect(page.locator("#view-map .big-number")).to_have_attribute("data-weight", re.compile("."))
     expect(page.locator("#view-map .switch")).to_be_hidden()
@@ -248,7 +243,7 @@ def test_a_saved_page_and_a_page_without_a_model_have_no_switches(page: Page, op
     expect(page.locator("#view-heads .note").last).not_to_contain_text("X cuts it")
 
 
-def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Opener) -> None:
+def test_a_capture_that_was_edited_elsewhere_is_marked(page, opened):
     seen = predicted(captured(30))
     seen.edits = ("head 1.2 set to zero",)
     page.goto(opened(seen) + "#view=text&row=4")

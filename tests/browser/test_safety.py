@@ -4,23 +4,18 @@ import http.server
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from regard.recorder import Capture
 from regard.show.saved.bundle import write
-from tests.browser.eventually import box_of
-from tests.browser.openers import Serve
 from tests.captures import HOSTILE, captured
 from tests.patience import HANGING
 
 ATTACK = "<img src=x onerror=\"document.title='taken'\">"
 
 
-def hostile() -> Capture:
+def hostile():
     tokens = [
         *HOSTILE,
         ATTACK,
@@ -32,7 +27,7 @@ def hostile() -> Capture:
     return captured(len(tokens) * 2, tokens=tokens * 2, model=f"</title>{ATTACK}")
 
 
-def visit_every_view(page: Page) -> None:
+def visit_every_view(page):
     """Opens each tab, points at what is there, and chooses a cell or a token with the keyboard."""
     tabs = page.get_by_role("tab")
     for number in range(max(1, tabs.count())):
@@ -40,7 +35,7 @@ def visit_every_view(page: Page) -> None:
             tabs.nth(number).click()
         view = page.locator("main > section:not([hidden])")
         expect(view).to_be_visible()
-        box = box_of(view)
+        box = view.bounding_box()
         for share in (0.3, 0.5, 0.7):
             page.mouse.move(box["x"] + share * box["width"], box["y"] + share * min(box["height"], 700))
         page.keyboard.press("Tab")
@@ -48,7 +43,7 @@ def visit_every_view(page: Page) -> None:
         page.wait_for_timeout(150)
 
 
-def nothing_was_taken(page: Page) -> None:
+def nothing_was_taken(page):
     assert page.title() != "taken"
     made = page.evaluate(
         """() => {
@@ -64,7 +59,7 @@ def nothing_was_taken(page: Page) -> None:
 
 
 @pytest.mark.parametrize("how", ["served", "saved"])
-def test_hostile_tokens_are_only_text(page: Page, request: pytest.FixtureRequest, how: str) -> None:
+def test_hostile_tokens_are_only_text(page, request, how):
     seen, titles = [hostile(), hostile()], [ATTACK, "</option>" + ATTACK]
     if how == "served":
         page.goto(request.getfixturevalue("serve")(seen, contents={"titles": titles}).address)
@@ -75,7 +70,7 @@ def test_hostile_tokens_are_only_text(page: Page, request: pytest.FixtureRequest
     nothing_was_taken(page)
 
 
-def test_a_hostile_address_is_only_an_address(page: Page, serve: Serve) -> None:
+def test_a_hostile_address_is_only_an_address(page, serve):
     address = serve().address
     for part in (
         f"#view={ATTACK}&layer={ATTACK}&head={ATTACK}",
@@ -90,17 +85,17 @@ def test_a_hostile_address_is_only_an_address(page: Page, serve: Serve) -> None:
 
 
 @pytest.fixture
-def requests() -> list[str]:
+def requests():
     """The paths that were asked for `elsewhere`, with their headers."""
     return []
 
 
 @pytest.fixture
-def elsewhere(requests: list[str]) -> Iterator[str]:
+def elsewhere(requests):
     """A page of somebody else's, which anybody may read."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             requests.append(f"{self.path} {self.headers}")
             self.send_response(200)
             self.send_header("access-control-allow-origin", "*")
@@ -108,7 +103,7 @@ def elsewhere(requests: list[str]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(b"<!doctype html><title>elsewhere</title>")
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -120,10 +115,10 @@ def elsewhere(requests: list[str]) -> Iterator[str]:
     server.server_close()
 
 
-def test_another_page_cannot_read_post_or_frame(page: Page, serve: Serve, elsewhere: str) -> None:
-    read: list[str] = []
+def test_another_page_cannot_read_post_or_frame(page, serve, elsewhere):
+    read = []
 
-    def reader(text: str, tell: Callable[[str, int, int], None]) -> Capture:
+    def reader(text, tell):
         read.append(text)
         return captured(4)
 
@@ -158,12 +153,10 @@ def test_another_page_cannot_read_post_or_frame(page: Page, serve: Serve, elsewh
     assert inside is not page.main_frame
     assert inside.locator("#model").count() == 0
     assert read == []
-    page.problems.clear()  # type: ignore[attr-defined]  # the console reports what was refused
+    page.problems.clear()  # the console reports what was refused
 
 
-def test_another_port_of_this_machine_sees_a_cookie_that_opens_no_data(
-    page: Page, serve: Serve, elsewhere: str, requests: list[str]
-) -> None:
+def test_another_port_of_this_machine_sees_a_cookie_that_opens_no_data(page, serve, elsewhere, requests):
     """Cookies do not keep ports apart: what another user's server gets must be worth nothing to it."""
     running = serve()
     page.goto(running.address)
@@ -216,8 +209,8 @@ ATTEMPTS = """(elsewhere) => new Promise((resolve) => setTimeout(async () => {
 
 @pytest.mark.parametrize("where", ["page", "worker"])
 def test_a_saved_page_and_its_worker_run_no_other_code_and_reach_nobody(
-    page: Page, tmp_path: Path, elsewhere: str, requests: list[str], where: str
-) -> None:
+    page, tmp_path, elsewhere, requests, where
+):
     page.goto(write(captured(), tmp_path / "page.html").as_uri())
     expect(page.locator(".map-stage canvas")).to_be_visible()
     if not page.workers:
@@ -225,4 +218,4 @@ def test_a_saved_page_and_its_worker_run_no_other_code_and_reach_nobody(
     found = (page if where == "page" else page.workers[0]).evaluate(ATTEMPTS, elsewhere)
     assert found == {"worked": [], "tried": 12 if where == "page" else 14, "taken": False}
     assert requests == []
-    page.problems.clear()  # type: ignore[attr-defined]  # the console reports what was refused
+    page.problems.clear()  # the console reports what was refused

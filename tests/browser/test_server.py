@@ -1,23 +1,20 @@
 """The served page: it opens, passes its own policy, asks nobody else, and shows what is still computed."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, Route, expect
+from playwright.sync_api import expect
 
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from regard.show.server.opening_site import CANCELLED, OpeningSite
 from tests.browser.eventually import expect_weight
-from tests.browser.openers import Serve
 from tests.captures import captured
 
 
-def test_it_opens_and_asks_only_its_own_server(page: Page, serve: Serve) -> None:
-    asked: list[str] = []
+def test_it_opens_and_asks_only_its_own_server(page, serve):
+    asked = []
     page.on("request", lambda request: asked.append(request.url))
     running = serve(captured(64))
     page.goto(running.address)
@@ -29,7 +26,7 @@ def test_it_opens_and_asks_only_its_own_server(page: Page, serve: Serve) -> None
     assert [url for url in asked if not url.startswith((own, "data:", "blob:"))] == []
 
 
-def test_the_key_leaves_the_address_and_the_page_can_be_reloaded(page: Page, serve: Serve) -> None:
+def test_the_key_leaves_the_address_and_the_page_can_be_reloaded(page, serve):
     running = serve()
     secrets, origin = running.bound_address.secrets, running.bound_address.origin
     page.goto(f"{running.address}#view=heads&layer=1")
@@ -45,9 +42,7 @@ def test_the_key_leaves_the_address_and_the_page_can_be_reloaded(page: Page, ser
     assert page.url == "about:blank"
 
 
-def test_a_second_tab_and_a_second_server_work_beside_the_first(
-    page: Page, context: BrowserContext, serve: Serve
-) -> None:
+def test_a_second_tab_and_a_second_server_work_beside_the_first(page, context, serve):
     first, second = serve(captured(16)), serve(captured(16, model="second"))
     page.goto(first.address)
     expect(page.locator("#model")).to_have_text("random")
@@ -61,7 +56,7 @@ def test_a_second_tab_and_a_second_server_work_beside_the_first(
 
 
 @pytest.mark.parametrize("how", ["link", "ticket"])
-def test_the_address_opens_from_anywhere(page: Page, serve: Serve, tmp_path: Path, how: str) -> None:
+def test_the_address_opens_from_anywhere(page, serve, tmp_path, how):
     """A link on another site counts as cross-site, and a strict cookie is not sent with it."""
     running = serve()
     if how == "link":
@@ -76,17 +71,16 @@ def test_the_address_opens_from_anywhere(page: Page, serve: Serve, tmp_path: Pat
     expect(page.locator("#model")).to_have_text("random")
 
 
-def test_without_the_key_the_page_says_where_it_is(page: Page, serve: Serve) -> None:
+def test_without_the_key_the_page_says_where_it_is(page, serve):
     answer = page.goto(serve().bound_address.origin)
-    assert answer is not None
     assert answer.status == 403
     expect(page.get_by_role("heading")).to_have_text("This page needs its whole address")
     assert page.evaluate("getComputedStyle(document.body).maxWidth") != "none"  # its policy allows its style
-    assert [p for p in page.problems if "403" not in p] == []  # type: ignore[attr-defined]
-    page.problems.clear()  # type: ignore[attr-defined]
+    assert [p for p in page.problems if "403" not in p] == []
+    page.problems.clear()
 
 
-def test_a_tab_of_a_server_that_was_started_again_says_so(page: Page) -> None:
+def test_a_tab_of_a_server_that_was_started_again_says_so(page):
     with BackgroundServer(Site(Contents(captured()))) as running:
         page.goto(running.address)
         expect(page.locator(".map-stage canvas")).to_be_visible()
@@ -96,10 +90,10 @@ def test_a_tab_of_a_server_that_was_started_again_says_so(page: Page) -> None:
         expect(page.locator("#view-heads")).to_contain_text("open the whole address")
         page.reload()
         expect(page.get_by_role("heading")).to_have_text("This page needs its whole address")
-    page.problems.clear()  # type: ignore[attr-defined]  # the console reports the refusals
+    page.problems.clear()  # the console reports the refusals
 
 
-def test_a_single_weight_of_a_long_map_is_the_library_s(page: Page, serve: Serve) -> None:
+def test_a_single_weight_of_a_long_map_is_the_library_s(page, serve):
     """Of 16,384 tokens: no map of it fits in memory."""
     seen = captured(16_384, layers=1, heads=2, kv_heads=1, width=8, values=False)
     page.route("**/api/layer_heads*", lambda route: route.fulfill(json=[]))
@@ -126,14 +120,13 @@ GROUND = """() => {
 
 
 @pytest.fixture
-def opening() -> Iterator[BackgroundServer]:
+def opening():
     with BackgroundServer(OpeningSite()) as running:
         yield running
 
 
-def test_the_page_is_there_before_the_model_has_read(page: Page, opening: BackgroundServer) -> None:
+def test_the_page_is_there_before_the_model_has_read(page, opening):
     site = opening.site
-    assert isinstance(site, OpeningSite)
     site.report("opening smollm2", 0, 0)
     page.goto(f"{opening.address}#view=heads")
     panel = page.get_by_role("status").filter(has_text="smollm2")
@@ -150,19 +143,15 @@ def test_the_page_is_there_before_the_model_has_read(page: Page, opening: Backgr
     expect(page.locator("#view-heads")).to_contain_text("head")
 
 
-def test_the_reader_cancels_the_opening_and_a_failure_is_a_sentence(
-    page: Page, opening: BackgroundServer
-) -> None:
+def test_the_reader_cancels_the_opening_and_a_failure_is_a_sentence(page, opening):
     page.goto(opening.address)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("main")).to_have_text(f"The page could not be opened. {CANCELLED}")
-    page.problems.clear()  # type: ignore[attr-defined]  # the browser's own line for an answer of 503
+    page.problems.clear()  # the browser's own line for an answer of 503
 
 
-def test_what_is_being_computed_looks_unlike_what_the_mask_hides_and_can_be_cancelled(
-    page: Page, serve: Serve
-) -> None:
-    held: list[Route] = []
+def test_what_is_being_computed_looks_unlike_what_the_mask_hides_and_can_be_cancelled(page, serve):
+    held = []
     page.route("**/api/t*", lambda route: held.append(route))  # tiles and thumbnails
     page.goto(serve(captured(64)).address)
     panel = page.locator(".map-stage .progress-panel")
@@ -183,8 +172,8 @@ def test_what_is_being_computed_looks_unlike_what_the_mask_hides_and_can_be_canc
     page.wait_for_function(f"(ground) => !({PIXEL})().includes(ground)", arg=page.evaluate(GROUND))
 
 
-def test_scores_come_layer_by_layer_and_can_be_cancelled(page: Page, serve: Serve) -> None:
-    held: list[Route] = []
+def test_scores_come_layer_by_layer_and_can_be_cancelled(page, serve):
+    held = []
     others = re.compile(r"/api/layer_heads\?.*layer=[023]")
     page.route(others, lambda route: held.append(route))
     page.goto(f"{serve(captured(24, layers=4)).address}#view=heads&layer=1")

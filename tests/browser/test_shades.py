@@ -4,19 +4,15 @@ import functools
 import re
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any
 
 import pytest
-import torch
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 import regard
 from regard.gpt import GPT
-from regard.recorder import Capture
 from regard.show.data.map_view.quantity import text_units
 from tests import truth
-from tests.browser.eventually import box_of, eventually, expect_weight, open_settings, state
-from tests.browser.openers import Export, Opener
+from tests.browser.eventually import eventually, expect_weight, open_settings, state
 from tests.captures import captured
 
 PIECES = ["<s>", "The", " light", "house", " is", " lit", ".", " It", " is", " warm", "!", " We", " see"]
@@ -28,7 +24,7 @@ CANVAS = ".map-stage canvas"
 
 
 @functools.cache
-def read(*cut: tuple[int, int]) -> Capture:
+def read(*cut):
     """The included model on a short text, perhaps with some heads cut."""
     model = GPT.from_pretrained("default")
     edits = [regard.ablate(*head) for head in cut]
@@ -36,13 +32,13 @@ def read(*cut: tuple[int, int]) -> Capture:
         return regard.capture(model, text=TEXT, contributions=True, predictions=True)
 
 
-def by_words(m: regard.AttentionMap) -> torch.Tensor:
+def by_words(m):
     """The map of a head, summed over the keys and averaged over the queries of words."""
     words = list(pairwise(text_units(TOKENS)["words"]))
     return truth.cells(m.to_dense()[0], words, words)[0]
 
 
-def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None:
+def test_words_on_the_map_are_named_and_read(page, opened):
     seen = captured(40, tokens=TOKENS)
     page.goto(opened(seen) + "#layer=1&head=2&row=34&col=29")
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
@@ -55,12 +51,12 @@ def test_words_on_the_map_are_named_and_read(page: Page, opened: Opener) -> None
     expect_weight(page, float(words[row, col]), 0.01)
     state(page, lambda at: at.get("units") == "words")
     # The pointer says both words and their share.
-    box = box_of(page.locator(CANVAS))
+    box = page.locator(CANVAS).bounding_box()
     page.mouse.move(box["x"] + 150, box["y"] + 0.8 * box["height"])
     expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
 
 
-def test_words_are_the_units_of_the_text(page: Page, opened: Opener) -> None:
+def test_words_are_the_units_of_the_text(page, opened):
     seen = captured(40, tokens=TOKENS)
     page.goto(opened(seen) + "#view=text&layer=0&head=1&units=words")
     edges = text_units(TOKENS)["words"]
@@ -81,7 +77,7 @@ def test_words_are_the_units_of_the_text(page: Page, opened: Opener) -> None:
     expect(page.locator(".text-notes h3").first).to_have_text(re.compile(r"^Sentence \d+, pinned$"))
 
 
-def test_value_weighted_attention(page: Page, opened: Opener) -> None:
+def test_value_weighted_attention(page, opened):
     seen = read()
     page.goto(opened(seen) + "#layer=4&head=2&row=20&col=5")
     open_settings(page)
@@ -92,15 +88,14 @@ def test_value_weighted_attention(page: Page, opened: Opener) -> None:
     expect(page.get_by_role("radio", name="max")).to_be_hidden()
 
 
-def test_where_a_logit_comes_from(page: Page, opened: Opener) -> None:
+def test_where_a_logit_comes_from(page, opened):
     seen = read()
     page.goto(opened(seen) + "#view=text&scope=all")
     open_settings(page)
     page.locator("#view-text").get_by_label("Quantity", exact=True).select_option("logit")
     panel = page.locator("#view-text .attribution")
     expect(panel.locator("h3")).to_contain_text("What speaks for")
-    position = int(re.search(r"\((\d+)\)", panel.locator("h3").inner_text())[1])  # type: ignore[index]
-    assert seen.predictions is not None
+    position = int(re.search(r"\((\d+)\)", panel.locator("h3").inner_text())[1])
     token = int(seen.predictions.likeliest[0, position, 0])
     found = seen.attribution(token, position=position)
     numbers = [
@@ -111,7 +106,6 @@ def test_where_a_logit_comes_from(page: Page, opened: Opener) -> None:
     assert numbers[-1] == pytest.approx(found.logit, abs=0.01)
     # The tokens that it is read from, over all heads.
     rows = sum(found.edges(layer, head)[position] for layer in range(6) for head in range(4))
-    assert isinstance(rows, torch.Tensor)
     best = page.locator(".text-notes .ranked button").first
     assert int(best.locator(".place").inner_text()) == int(rows.abs().argmax())
     assert float(best.locator(".weight").inner_text().replace("+", "")) == pytest.approx(
@@ -133,7 +127,7 @@ def test_where_a_logit_comes_from(page: Page, opened: Opener) -> None:
     expect(total).to_have_text(f"{other:+.2f}".replace("-", "−"))
 
 
-def test_a_file_says_that_it_holds_the_contributions_after_one_token(page: Page, saved: Any) -> None:
+def test_a_file_says_that_it_holds_the_contributions_after_one_token(page, saved):
     page.goto(saved(read()) + "#view=text&shade=logit")
     expect(page.locator("#view-text .attribution")).to_contain_text("after this token only")
 
@@ -143,11 +137,11 @@ NUMBERS = re.compile(
 )
 
 
-def points(text: str) -> float:
+def points(text):
     return float(text.replace("−", "-"))
 
 
-def test_two_captures_have_their_names_and_move_together(page: Page, opened: Opener, export: Export) -> None:
+def test_two_captures_have_their_names_and_move_together(page, opened, export):
     seen = [captured(60, model="model-a"), captured(60, model="model-b", seed=3)]
     page.goto(opened(seen) + "#view=compare&layer=1&head=2")
     expect(page.locator("#text-choice")).to_contain_text("Capture")
@@ -158,7 +152,7 @@ def test_two_captures_have_their_names_and_move_together(page: Page, opened: Ope
     expect(page.locator(".compare-pane .ramp").nth(1)).to_contain_text("%")
     # The titles of all three stand at one height, and so do the maps.
     for part in (".compare-side h3", ".compare-stage"):
-        tops = [box_of(one)["y"] for one in page.locator(part).all()]
+        tops = [one.bounding_box()["y"] for one in page.locator(part).all()]
         assert len(tops) == 3
         assert max(tops) - min(tops) <= 3
     # Colours end at the same number in A and B.
@@ -177,7 +171,6 @@ def test_two_captures_have_their_names_and_move_together(page: Page, opened: Ope
         sentences.append(said.inner_text())
     assert len(set(sentences)) == 1
     found = NUMBERS.match(sentences[0])
-    assert found is not None
     a, b, difference = (points(found[n]) for n in (3, 4, 5))
     assert difference == pytest.approx(a - b, abs=1.1)
     # Those are weights of the two captures.
@@ -194,7 +187,7 @@ def test_two_captures_have_their_names_and_move_together(page: Page, opened: Ope
     expect(page.locator("#model")).to_have_text("model-b")
 
 
-def test_any_two_heads_are_chosen_and_only_equal_shapes_are_subtracted(page: Page, saved: Opener) -> None:
+def test_any_two_heads_are_chosen_and_only_equal_shapes_are_subtracted(page, saved):
     page.goto(saved([captured(60), captured(40, seed=5)]) + "#view=compare&pair=0/0/1,0/1/2")
     expect(page.locator("#text-choice")).to_contain_text("Text")
     expect(page.locator(".compare-title h3").nth(1)).to_have_text(re.compile("^Layer 1, head 2"))

@@ -1,10 +1,7 @@
 """The documentation site in Chromium, from disk: what it asks for, what it shows, on a phone as well."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import expect
 
 from scripts.docs import LESSONS, place
 from tests.sampling import share
@@ -12,15 +9,15 @@ from tests.sampling import share
 pytestmark = pytest.mark.at_length("test_sphinx_follows_every_link_of_the_documents")
 
 
-def addresses(site: Path) -> list[str]:
+def addresses(site):
     """A page of each kind."""
     lesson = place(LESSONS[-1].folder / "lesson.md").with_suffix(".html")
     names = ["index.html", str(lesson), "reference/index.html", "transformers.html", "performance.html"]
     return [(site / name).as_uri() for name in names]
 
 
-def test_no_request_leaves_the_site(site: Path, page: Page, context: BrowserContext) -> None:
-    asked: list[str] = []
+def test_no_request_leaves_the_site(site, page, context):
+    asked = []
     context.on("request", lambda request: asked.append(request.url))
     for address in [*addresses(site), (site / "search.html").as_uri() + "?q=induction"]:
         page.goto(address, wait_until="load")
@@ -42,23 +39,21 @@ def test_no_request_leaves_the_site(site: Path, page: Page, context: BrowserCont
         2,
     ),
 )
-def test_a_search_finds_the_lesson_of_its_subject_first(
-    site: Path, page: Page, query: str, noun: str
-) -> None:
+def test_a_search_finds_the_lesson_of_its_subject_first(site, page, query, noun):
     page.goto((site / "search.html").as_uri() + "?q=" + query.replace(" ", "+"))
     lesson = next(lesson for lesson in LESSONS if lesson.noun == noun)
     first = page.locator("#search-results li a").first
     expect(first).to_have_text(f"{lesson.number} {lesson.title}")
 
 
-def test_the_contents_of_a_page_are_visible_at_1280_pixels(site: Path, page: Page) -> None:
+def test_the_contents_of_a_page_are_visible_at_1280_pixels(site, page):
     page.goto((site / "reference" / "maps.html").as_uri())
     contents = page.locator(".toc-drawer").get_by_role("link", name="regard.AttentionMap", exact=True)
     expect(contents).to_be_in_viewport()
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_arrow_keys_turn_the_slides(site: Path, page: Page) -> None:
+def test_arrow_keys_turn_the_slides(site, page):
     page.goto((site / "_static" / "slides.html").as_uri() + "#2")
     expect(page.get_by_role("heading", name=f"0 {LESSONS[0].title}")).to_be_visible()
     page.keyboard.press("ArrowRight")
@@ -70,7 +65,7 @@ def test_arrow_keys_turn_the_slides(site: Path, page: Page) -> None:
     expect(page.locator("section.shown h2")).to_contain_text(f"{LESSONS[-1].title}: takeaways")
 
 
-def test_the_page_of_regard_is_live_in_a_document(site: Path, page: Page) -> None:
+def test_the_page_of_regard_is_live_in_a_document(site, page):
     page.goto((site / "inspector.html").as_uri())
     frames = page.locator("figure.live-page iframe")
     assert frames.count() == 3
@@ -81,7 +76,7 @@ def test_the_page_of_regard_is_live_in_a_document(site: Path, page: Page) -> Non
     expect(frames.nth(2).content_frame.get_by_text("So the query of “learns”")).to_be_visible()
 
 
-def test_the_model_runs_on_the_first_page(site: Path, page: Page) -> None:
+def test_the_model_runs_on_the_first_page(site, page):
     page.goto((site / "index.html").as_uri())
     shown = page.locator("figure.live-page iframe").first.content_frame
     shown.get_by_text("Read another text").first.click()
@@ -90,9 +85,7 @@ def test_the_model_runs_on_the_first_page(site: Path, page: Page) -> None:
     expect(shown.locator("#text option:checked")).to_contain_text("The ship left")
 
 
-def test_a_session_is_copied_without_prompts_and_output(
-    site: Path, page: Page, context: BrowserContext
-) -> None:
+def test_a_session_is_copied_without_prompts_and_output(site, page, context):
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto((site / "reference" / "attention.html").as_uri())
     block = page.locator("div.highlight", has_text="which_backend(q, k, v, softcap=30.0)")
@@ -109,7 +102,7 @@ def test_a_session_is_copied_without_prompts_and_output(
 
 
 @pytest.mark.parametrize("context_options", [{"viewport": {"width": 390, "height": 844}}], ids=["phone"])
-def test_nothing_is_wider_than_a_phone(site: Path, page: Page, context_options: dict[str, Any]) -> None:
+def test_nothing_is_wider_than_a_phone(site, page, context_options):
     for address in addresses(site):
         page.goto(address)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, address

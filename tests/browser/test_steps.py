@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 import regard
 from regard.attention.steps import trace
@@ -12,11 +12,10 @@ from regard.recorder import Capture, Layer
 from regard.recorder.certificates.output_comparison import examine
 from regard.stages.example import X, multi_head, project
 from tests.browser.eventually import eventually, open_settings
-from tests.browser.openers import Opener, Serve
 from tests.captures import captured
 
 
-def step(page: Page, title: str) -> dict[int, float]:
+def step(page, title):
     """The figures of a step by key."""
     body = page.locator("#view-steps .step").filter(has=page.get_by_role("heading", name=title, exact=True))
     rows = body.locator(".row[data-key]").evaluate_all(
@@ -25,7 +24,7 @@ def step(page: Page, title: str) -> dict[int, float]:
     return {int(key): float(value.replace("Infinity", "inf")) for key, value in rows}
 
 
-def numbers(page: Page, title: str, name: str) -> list[float]:
+def numbers(page, title, name):
     """A line of what is folded under “All numbers”."""
     body = page.locator("#view-steps .step").filter(has=page.get_by_role("heading", name=title, exact=True))
     for line in (body.locator("pre").text_content() or "").splitlines():
@@ -34,13 +33,13 @@ def numbers(page: Page, title: str, name: str) -> list[float]:
     raise AssertionError(f"no line {name}")
 
 
-def test_every_step_is_the_library_s(page: Page, opened: Opener) -> None:
+def test_every_step_is_the_library_s(page, opened):
     seen = captured(30)
     page.goto(opened(seen) + "#view=steps&layer=1&head=3&row=20")
     expect(page.locator("#view-steps .lead")).to_contain_text(
         re.compile("How layer 1, head 3 computes .* token 20, attends to")
     )
-    m, v = seen[1].q[0, 3, 20], seen.layer(1).values[0, 1]  # type: ignore[index]
+    m, v = seen[1].q[0, 3, 20], seen.layer(1).values[0, 1]
     scores = seen[1].k[0, 1] @ m
     weights = seen[1, 3].to_dense()[0, 20]
     found = step(page, "Softmax")
@@ -60,7 +59,7 @@ def test_every_step_is_the_library_s(page: Page, opened: Opener) -> None:
     )
 
 
-def test_what_the_mask_hides_and_where_it_stops_without_values(page: Page, saved: Opener) -> None:
+def test_what_the_mask_hides_and_where_it_stops_without_values(page, saved):
     seen = captured(30, mask=regard.causal & regard.window(4))
     page.goto(saved(seen, values=False) + "#view=steps&row=20")
     expect(page.locator("#view-steps .step").first).to_be_visible()
@@ -73,7 +72,7 @@ def test_what_the_mask_hides_and_where_it_stops_without_values(page: Page, saved
     expect(page.locator("#view-steps")).to_contain_text("values=True")
 
 
-def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Opener) -> None:
+def test_a_soft_cap_and_a_learned_sink(page, opened):
     torch.manual_seed(0)
     q, k, v = (3 * torch.randn(1, 2, 12, 8) for _ in range(3))
     sinks = torch.tensor([0.5, -1.0])
@@ -91,7 +90,7 @@ def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Opener) -> None:
     expect(page.locator("#view-steps .checks .bad")).to_have_count(0)
 
 
-def test_one_text_that_looks_at_another(page: Page, opened: Opener) -> None:
+def test_one_text_that_looks_at_another(page, opened):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
     m = regard.attention_map(q, k)
@@ -116,7 +115,7 @@ def test_one_text_that_looks_at_another(page: Page, opened: Opener) -> None:
         expect(page.locator("#view-cache .lead")).to_contain_text("has no cache to measure")
 
 
-def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(page: Page, serve: Serve) -> None:
+def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(page, serve):
     page.goto(serve(captured(40, width=16)).address + "#view=steps&row=10")
     before = page.get_by_label("Previous token")
     before.focus()
@@ -142,7 +141,7 @@ def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(page: Page, 
     eventually(page, shown.count, lambda count: count > few)
 
 
-def test_the_small_example_is_that_of_the_stages(page: Page, opened: Opener) -> None:
+def test_the_small_example_is_that_of_the_stages(page, opened):
     page.goto(opened(captured(12)) + "#view=steps")
     page.get_by_label("the small example").check()
     view = page.locator("#view-steps")

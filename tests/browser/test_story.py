@@ -1,12 +1,10 @@
 """The page with the included model: the story it opens on, and texts, cuts and generation in a saved page."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 
 import regard
 from regard.cli.parts.demo_text import STORY
@@ -18,8 +16,7 @@ from regard.show.saved.bundle import write
 from regard.show.saved.kept_heads import keep_telling_heads
 from regard.show.saved.pack import estimate_size
 from regard.show.saved.rounded_model import round_model
-from tests.browser.eventually import box_of, expect_weight, link
-from tests.browser.openers import Opener
+from tests.browser.eventually import expect_weight, link
 from tests.browser.page_pool import PooledPage
 from tests.captures import captured
 
@@ -27,13 +24,11 @@ TEXT = "Mary Quill met Tom Vexley. Then Tom Vexley saw Mary Quill"
 
 
 @pytest.fixture(scope="module")
-def opened() -> Model:
+def opened():
     return Model.of(GPT.from_pretrained("default"), "A model")
 
 
-def test_the_page_opens_on_what_a_head_looked_up_and_turns_it_off(
-    page: Page, opened: Model, saved: Opener
-) -> None:
+def test_the_page_opens_on_what_a_head_looked_up_and_turns_it_off(page, opened, saved):
     contents = Contents(opened.read(TEXT))
     contents.lookup = record_lookup(contents, opened.run_cut)
     assert contents.lookup is not None
@@ -48,7 +43,7 @@ def test_the_page_opens_on_what_a_head_looked_up_and_turns_it_off(
     expect(page.get_by_text("your own text")).to_have_count(0)  # there is no model to read it
 
 
-def test_the_story_says_what_an_induction_head_is(page: Page, opened: Model, saved: Opener) -> None:
+def test_the_story_says_what_an_induction_head_is(page, opened, saved):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(saved(Contents(opened.read(STORY))))
     name = page.get_by_role("button", name="an induction head")
@@ -57,20 +52,20 @@ def test_the_story_says_what_an_induction_head_is(page: Page, opened: Model, sav
     )
     # Nothing lies over the arc: it and both of its ends are in the window.
     for end in (page.locator(".tok.at"), page.locator(".arc").first):
-        box = box_of(end)
+        box = end.bounding_box()
         assert box["y"] + box["height"] <= 844
     name.click()
     expect(page.get_by_role("dialog")).to_contain_text("finds an earlier copy of the current token")
 
 
-def test_a_link_opens_a_head_and_a_token(page: Page, opened: Model, saved: Opener) -> None:
+def test_a_link_opens_a_head_and_a_token(page, opened, saved):
     page.goto(f"{saved(opened.read(TEXT))}#view=text&head=4.2&token=7")
     expect(page.get_by_label("Layer", exact=True)).to_have_value("4")
     expect(page.locator(".text-notes")).to_contain_text("Token 7")
     expect(page.locator(".text-notes")).to_contain_text("head 2")
 
 
-def test_a_page_that_would_be_too_large_keeps_the_heads_that_tell_most(page: Page, saved: Opener) -> None:
+def test_a_page_that_would_be_too_large_keeps_the_heads_that_tell_most(page, saved):
     contents = Contents(captured(60, layers=3))
     smaller = keep_telling_heads(contents, most=estimate_size(contents) * 6 // 10)
     kept = [(layer.key, head) for layer in smaller.texts[0].layers for head in layer.heads]
@@ -91,25 +86,25 @@ TYPED = "The sea was calm, and the sea was deep. 海 The sea was"
 
 
 @pytest.fixture(scope="module")
-def exact() -> GPT:
+def exact():
     return GPT.from_pretrained("default")
 
 
 @pytest.fixture(scope="module")
-def model(exact: GPT) -> GPT:
+def model(exact):
     """The model of the page, whose weights are rounded."""
     return round_model(exact).model
 
 
 @pytest.fixture(scope="module")
-def file(exact: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(exact, tmp_path_factory):
     path = tmp_path_factory.mktemp("live") / "page.html"
     seen = Model.of(exact, "A model").read("One two three. One two")
     return write(seen, path, model=exact)
 
 
 @pytest.fixture(scope="module")
-def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
+def shared_page(browser, file):
     """One page that has read a text, with the network off; what it asks for or complains of fails."""
     pooled = PooledPage(browser, {"viewport": {"width": 1280, "height": 800}, "offline": True})
     page = pooled.page
@@ -121,15 +116,13 @@ def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
     assert [url for url in pooled.requested if not url.startswith(("file:", "blob:", "data:"))] == []
 
 
-def show(page: Page, state: str) -> None:
+def show(page, state):
     """Go to a view of the text that was read in the page."""
     page.goto(f"{link(page).partition('#')[0]}#text=1&{state}")
 
 
-def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page: Page, model: GPT) -> None:
+def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page, model):
     seen = regard.capture(model, text=TYPED, predictions=True)
-    assert seen.tokens is not None
-    assert seen.predictions is not None
     last = len(seen.tokens[0]) - 1
     show(shared_page, f"view=text&row={last}")
     expect(shared_page.locator("#view-text .tok")).to_have_count(last + 1)
@@ -137,7 +130,7 @@ def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page: Page,
     expect(shared_page.locator("#view-text")).to_contain_text(likeliest)
 
 
-def test_the_lookup_is_turned_off_beside_random_heads(shared_page: Page) -> None:
+def test_the_lookup_is_turned_off_beside_random_heads(shared_page):
     show(shared_page, "view=text")
     expect(shared_page.locator(".story-line")).to_contain_text("the model expects")
     shared_page.get_by_role("switch", name="turn the lookup off").click()
@@ -146,7 +139,7 @@ def test_the_lookup_is_turned_off_beside_random_heads(shared_page: Page) -> None
     expect(bars.nth(1)).to_have_text(re.compile(r"^without head.*%$|hardly any"))
 
 
-def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
+def test_its_heads_have_maps_scores_and_certificates(shared_page):
     show(shared_page, "view=map")
     expect(shared_page.locator("#view-map")).to_contain_text("rows compared, in this page")
     expect(shared_page.locator("#view-map")).not_to_contain_text("This file stores rounded queries")
@@ -159,7 +152,7 @@ def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
     expect(shared_page.locator("#view-steps")).to_contain_text("sum to 1.0000")
 
 
-def test_few_controls_are_in_sight_and_settings_have_the_others(shared_page: Page) -> None:
+def test_few_controls_are_in_sight_and_settings_have_the_others(shared_page):
     shared_page.set_viewport_size({"width": 1440, "height": 900})
     inside = {"text": ".bar-of-choices", "map": ".map-main"}
     for view, most in (("text", 5), ("map", 4)):
@@ -176,7 +169,7 @@ def test_few_controls_are_in_sight_and_settings_have_the_others(shared_page: Pag
         shared_page.locator(f"#view-{view}").get_by_role("button", name="Settings").click()
 
 
-def test_five_things_are_shown_one_after_another(shared_page: Page) -> None:
+def test_five_things_are_shown_one_after_another(shared_page):
     show(shared_page, "view=map")
     shared_page.locator("#glossary").click()
     expect(shared_page.locator(".glossary-body h3").first).to_have_text("Start here")
@@ -189,7 +182,7 @@ def test_five_things_are_shown_one_after_another(shared_page: Page) -> None:
     expect(line).to_have_count(0)
 
 
-def test_nothing_scrolls_sideways_at_a_zoom_of_200_percent(shared_page: Page) -> None:
+def test_nothing_scrolls_sideways_at_a_zoom_of_200_percent(shared_page):
     for width, height in ((720, 450), (683, 384), (640, 400)):
         shared_page.set_viewport_size({"width": width, "height": height})
         for view in ("text", "map", "heads", "compare", "steps"):
@@ -199,7 +192,7 @@ def test_nothing_scrolls_sideways_at_a_zoom_of_200_percent(shared_page: Page) ->
     shared_page.set_viewport_size({"width": 1280, "height": 800})
 
 
-def test_a_head_is_cut_and_the_run_is_undone(shared_page: Page) -> None:
+def test_a_head_is_cut_and_the_run_is_undone(shared_page):
     show(shared_page, "view=map")
     shared_page.get_by_role("switch", name="Cut head").locator("visible=true").first.click()
     expect(shared_page.locator("#text option:checked")).to_contain_text("Edited run")
@@ -209,7 +202,7 @@ def test_a_head_is_cut_and_the_run_is_undone(shared_page: Page) -> None:
     expect(shared_page.locator("#text option:checked")).to_have_text(re.compile(TYPED[:12]))
 
 
-def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT) -> None:
+def test_the_model_writes_what_the_library_writes(shared_page, model):
     show(shared_page, "view=write")
     shared_page.get_by_label("Prompt").fill("The sea was")
     shared_page.get_by_label("Number of tokens to generate").fill("5")

@@ -1,20 +1,17 @@
 """The text view: what a token looks at and what the model expects after it, as the library has it."""
 
 import re
-from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents
 from tests.browser.eventually import eventually, open_settings
-from tests.browser.openers import Opener, Serve
 from tests.captures import captured, predicted
 
 
-def ranked(page: Page) -> list[tuple[int, float]]:
+def ranked(page):
     rows = page.locator("#view-text .ranked button")
     return [
         (
@@ -25,14 +22,14 @@ def ranked(page: Page) -> list[tuple[int, float]]:
     ]
 
 
-def expect_highest(page: Page, weight: float) -> None:
+def expect_highest(page, weight):
     """Wait until the first weight of the list is this one."""
     eventually(
         page, lambda: ranked(page), lambda rows: bool(rows) and rows[0][1] == pytest.approx(weight, rel=0.01)
     )
 
 
-def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Opener) -> None:
+def test_pointing_shows_what_a_token_looks_at(page, opened):
     seen = captured(60)
     page.goto(opened(seen) + "#view=text&layer=1&head=2")
     page.hover("#tok-41")
@@ -45,7 +42,7 @@ def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Opener) -> Non
     assert darkest != page.locator("#tok-50").evaluate("e => getComputedStyle(e).backgroundColor")
 
 
-def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: Opener) -> None:
+def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page, opened):
     seen = captured(60)
     page.goto(opened(seen) + "#view=text&layer=0&head=1")
     open_settings(page)
@@ -65,7 +62,7 @@ def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: 
         expect_highest(page, float(mean.max()))
 
 
-def test_keys_walk_pin_and_let_go(page: Page, serve: Serve) -> None:
+def test_keys_walk_pin_and_let_go(page, serve):
     page.goto(serve(captured(40)).address + "#view=text")
     page.locator("#view-text .text-body").focus()
     page.keyboard.press("Home")
@@ -88,7 +85,7 @@ def test_keys_walk_pin_and_let_go(page: Page, serve: Serve) -> None:
     expect(page.locator("#view-text .text-body")).to_be_visible()
 
 
-def test_the_sink_is_left_out_and_said(page: Page, serve: Serve) -> None:
+def test_the_sink_is_left_out_and_said(page, serve):
     seen = captured(40)
     page.goto(serve(seen).address + "#view=text&row=30")
     expect(page.locator("#view-text .ranked li")).to_have_count(5)
@@ -96,7 +93,6 @@ def test_the_sink_is_left_out_and_said(page: Page, serve: Serve) -> None:
     page.locator("#view-text").get_by_label("left out").check()
     expect(page.locator(".text-note")).to_contain_text("Left out of the shading")
     found = re.search(r"token (\d+), with ([\d.]+)%\.", page.locator(".text-note").inner_text())
-    assert found is not None
     key, hidden = int(found[1]), float(found[2]) / 100
     row = seen[0, 0].to_dense()[0, 30]
     assert key == seen.heads()[0, 0].sink_key
@@ -105,8 +101,8 @@ def test_the_sink_is_left_out_and_said(page: Page, serve: Serve) -> None:
     expect(page.locator(f"#tok-{key}")).to_have_class(re.compile("left-out"))
 
 
-def test_texts_are_read_and_removed_from_every_view(page: Page, serve: Serve) -> None:
-    def read(text: str, tell: Callable[[str, int, int], None], *, first: int | None = None) -> Capture:
+def test_texts_are_read_and_removed_from_every_view(page, serve):
+    def read(text, tell, *, first=None):
         tokens = text.split(" ")[:first]
         if len(tokens) > 8:
             raise TextTooLongError(len(tokens), 8)
@@ -143,7 +139,7 @@ def test_texts_are_read_and_removed_from_every_view(page: Page, serve: Serve) ->
     expect(area).to_be_hidden()
 
 
-def test_the_view_opens_on_a_telling_token_with_its_edges(page: Page, opened: Opener) -> None:
+def test_the_view_opens_on_a_telling_token_with_its_edges(page, opened):
     tokens = ["<s>", *["\n", " word", ".", " other"] * 10]
     seen = captured(41, tokens=tokens)
     telling = Contents(seen, start=None)[0].telling(None)
@@ -172,12 +168,12 @@ def test_the_view_opens_on_a_telling_token_with_its_edges(page: Page, opened: Op
     expect(page.locator("#view-steps .arc").first).to_be_attached()
 
 
-def test_a_pinned_token_of_the_address_is_in_sight(page: Page, serve: Serve) -> None:
+def test_a_pinned_token_of_the_address_is_in_sight(page, serve):
     page.goto(serve(captured(3000, layers=1, heads=1, kv_heads=1)).address + "#view=text&row=2500")
     expect(page.locator("#tok-2500")).to_be_in_viewport()
 
 
-def test_characters_in_pieces_directions_names_and_huge_tokens(page: Page, opened: Opener) -> None:
+def test_characters_in_pieces_directions_names_and_huge_tokens(page, opened):
     pieces = ["世¹⁄₃", "世²⁄₃", "世³⁄₃", "。", "\n", "م¹⁄₂", "م²⁄₂", "رح", "\n", " a", "\u200b", "\x1b"]
     tokens = [*pieces, "x" * 10_000, " end"]
     page.goto(opened(captured(len(tokens), tokens=tokens)) + "#view=text&row=2")
@@ -201,15 +197,14 @@ def test_characters_in_pieces_directions_names_and_huge_tokens(page: Page, opene
 PANEL = "#view-text .text-predictions"
 
 
-def listed(page: Page) -> list[tuple[str, str]]:
+def listed(page):
     rows = page.locator(f"{PANEL} .likeliest li").all()
     return [(row.locator(".token").inner_text(), row.locator(".weight").inner_text()) for row in rows]
 
 
-def test_pointing_shows_what_the_model_expects_after_a_token(page: Page, opened: Opener) -> None:
+def test_pointing_shows_what_the_model_expects_after_a_token(page, opened):
     seen = predicted(captured(30))
     predictions = seen.predictions
-    assert predictions is not None
     page.goto(opened(seen) + "#view=text")
     panel = page.locator(PANEL)
     expect(panel).to_contain_text(f"Mean loss over 29 tokens: {predictions.loss.item():.2f}")
@@ -225,9 +220,8 @@ def test_pointing_shows_what_the_model_expects_after_a_token(page: Page, opened:
     expect(panel).to_contain_text(re.compile(rf"In the text follows “·t8”: .*, {place}, loss {loss:.2f}\."))
 
 
-def test_the_token_that_follows_is_marked_and_the_last_has_none(page: Page, opened: Opener) -> None:
+def test_the_token_that_follows_is_marked_and_the_last_has_none(page, opened):
     seen = predicted(captured(30), vocabulary=13)
-    assert seen.predictions is not None
     ranks = seen.predictions.ranks[0].tolist()
     among, beyond = (
         next(n for n, rank in enumerate(ranks) if (rank <= 10) is inside) for inside in (True, False)

@@ -1,27 +1,25 @@
 """The Time and the Cache view: a training run step by step, and what policies keep of every head."""
 
 import re
-from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 import regard
 from regard.policies.named_policies import USUAL
-from regard.policies.retention import RetentionCurve, usual_budgets
+from regard.policies.retention import usual_budgets
 from tests.browser.eventually import eventually
-from tests.browser.openers import Opener, Serve
 from tests.captures import HOSTILE, captured
 
 
-def cells(page: Page) -> list[float]:
+def cells(page):
     return [
         float(text) / 100  # percent
         for text in page.locator(".heat-cell").all_inner_texts()
     ]
 
 
-def test_the_slider_goes_through_the_run(page: Page, serve: Serve, training_run: dict[str, Any]) -> None:
+def test_the_slider_goes_through_the_run(page, serve, training_run):
     page.goto(serve(captured(20), contents={"time": training_run}).address + "#view=time")
     expect(page.locator(".heat-cell")).to_have_count(6)
     eventually(page, lambda: cells(page), lambda shown: shown == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5]))
@@ -44,7 +42,7 @@ def test_the_slider_goes_through_the_run(page: Page, serve: Serve, training_run:
     expect(page.locator(".sample")).to_have_text(f"{HOSTILE[0]} 100")
 
 
-def test_a_head_is_followed_by_key(page: Page, saved: Opener, training_run: dict[str, Any]) -> None:
+def test_a_head_is_followed_by_key(page, saved, training_run):
     page.goto(saved(captured(20), time=training_run) + "#view=time")
     page.locator('.heat-cell[tabindex="0"]').focus()
     tip = page.locator("#view-time .chart-tip").first
@@ -65,7 +63,7 @@ def test_a_head_is_followed_by_key(page: Page, saved: Opener, training_run: dict
     expect(page.get_by_role("button", name="Play")).to_be_visible()
 
 
-def test_the_history_of_a_monitor_opens(page: Page, serve: Serve) -> None:
+def test_the_history_of_a_monitor_opens(page, serve):
     heads = [[[1.5, 2.0], [None, None]], [[None, None], [30.0, 4.0]]]
     run = {
         "name": "attention.jsonl",
@@ -91,15 +89,14 @@ def test_the_history_of_a_monitor_opens(page: Page, serve: Serve) -> None:
     )
 
 
-def budgets(curve: RetentionCurve, policy: str) -> list[str]:
+def budgets(curve, policy):
     """What the cells of the table say."""
     return ["more" if budget is None else str(budget) for budget in curve.needed(policy)]
 
 
-def test_every_head_has_the_budget_that_retained_says(page: Page, serve: Serve) -> None:
+def test_every_head_has_the_budget_that_retained_says(page, serve):
     seen = captured(100)
     curve = seen.retained([*USUAL], budget=usual_budgets(100))
-    assert isinstance(curve, RetentionCurve)
     page.goto(serve(seen).address + "#view=cache&layer=1&head=2")
     expect(page.locator("#view-cache .heat-cell")).to_have_text(budgets(curve, "streaming"))
     lead = page.locator("#view-cache .lead")
@@ -127,10 +124,9 @@ def test_every_head_has_the_budget_that_retained_says(page: Page, serve: Serve) 
     assert "head=3" in page.url
 
 
-def test_a_file_carries_what_was_measured(page: Page, saved: Opener) -> None:
+def test_a_file_carries_what_was_measured(page, saved):
     seen = captured(40)
     curve = seen.retained("tova", budget=[8, 1])
-    assert isinstance(curve, RetentionCurve)
     page.goto(saved(seen, retained=curve) + "#view=cache")
     expect(page.locator("#view-cache .heat-cell")).to_have_text(budgets(curve, "tova"))
     expect(page.locator("#view-cache .lead")).to_contain_text("in a cache of one key for 40 tokens")
@@ -140,7 +136,7 @@ def test_a_file_carries_what_was_measured(page: Page, saved: Opener) -> None:
     expect(page.locator("#tab-cache")).to_have_count(0)
 
 
-def test_an_encoder_has_no_cache(page: Page, serve: Serve) -> None:
+def test_an_encoder_has_no_cache(page, serve):
     page.goto(serve(captured(12, mask=regard.full)).address + "#view=cache")
     lead = page.locator("#view-cache .lead")
     expect(lead).to_have_text(

@@ -1,11 +1,9 @@
 """The page in notebooks: the widget in step with its model, and the page in a sandboxed frame of a cell."""
 
 import base64
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from playwright.sync_api import FrameLocator, Page, expect
+from playwright.sync_api import expect
 
 from regard.show.viewer import InlinePage
 from regard.show.widget import widget
@@ -20,10 +18,10 @@ REQUESTS = ("ask", "job", "page")
 class Notebook:
     """A page with one cell that shows a widget, whose kernel is this process."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page):
         self.page = page
         self.cell = Cell(widget(captured(16, tokens=HOSTILE * 2)))
-        self.requested: list[str] = []
+        self.requested = []
         page.on("request", lambda request: self.requested.append(request.url))
         page.expose_function("kernel", self.receive)
         page.expose_function("update", lambda state: self.cell.tell({"method": "update", "state": state}))
@@ -31,34 +29,34 @@ class Notebook:
         page.evaluate("([code, state]) => notebook.show(code, state)", [self.cell.widget._esm, self.state])
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self):
         names = ("_page", "head", "cell", "text", "view", "height")
         return {name: getattr(self.cell.widget, name) for name in names}
 
     @property
-    def frame(self) -> FrameLocator:
+    def frame(self):
         return self.page.frame_locator("iframe")
 
-    def receive(self, content: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
+    def receive(self, content):
         """What the kernel answers to a message, to the end."""
         self.cell.tell({"method": "custom", "content": content})
-        answers: list[tuple[dict[str, Any], list[str]]] = []
+        answers = []
         while content["kind"] in REQUESTS and (not answers or answers[-1][0]["kind"] == "line"):
             message, buffers = self.cell.receive()
             answers.append((message, [base64.b64encode(buffer).decode() for buffer in buffers]))
         return answers
 
-    def select(self, **selection: object) -> None:
+    def select(self, **selection):
         """Assign to the widget in Python."""
         for name, value in selection.items():
             setattr(self.cell.widget, name, value)
         self.page.evaluate("(state) => notebook.change(state)", selection)
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition):
         eventually(self.page, condition, bool)
 
 
-def test_a_widget_is_the_page_and_its_selection_is_in_step(page: Page) -> None:
+def test_a_widget_is_the_page_and_its_selection_is_in_step(page):
     notebook = Notebook(page)
     frame, shown = notebook.frame, notebook.cell.widget
     expect(frame.locator("#model")).to_have_text("random")
@@ -90,7 +88,7 @@ def test_a_widget_is_the_page_and_its_selection_is_in_step(page: Page) -> None:
     shown.close()
 
 
-def test_a_widget_is_as_dark_as_its_notebook(page: Page) -> None:
+def test_a_widget_is_as_dark_as_its_notebook(page):
     notebook = Notebook(page)
     ground = "() => getComputedStyle(document.body).backgroundColor"
     expect(notebook.frame.locator(".map-stage canvas")).to_be_visible()
@@ -103,7 +101,7 @@ def test_a_widget_is_as_dark_as_its_notebook(page: Page) -> None:
     notebook.cell.widget.close()
 
 
-def test_the_page_draws_inside_of_a_notebook(page: Page, tmp_path: Path) -> None:
+def test_the_page_draws_inside_of_a_notebook(page, tmp_path):
     seen = captured(16, tokens=HOSTILE * 2)
     output = InlinePage(seen)._repr_mimebundle_()["text/html"]
     text = f"<!doctype html><title>notebook</title><p id=outside>notebook</p>{output}"

@@ -1,16 +1,11 @@
 """A saved page computes in a worker, so that the page never waits; without one it computes by itself."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import expect
 
-from regard.recorder import Capture
 from tests.browser.eventually import expect_weight
-from tests.browser.openers import Opener
 from tests.captures import captured
 from tests.sampling import share
 
@@ -38,20 +33,20 @@ requestAnimationFrame(frame);
 
 
 @pytest.fixture(scope="module")
-def seen() -> Capture:
+def seen():
     return captured(700, width=16)
 
 
 @pytest.fixture
-def functions(context: BrowserContext, page: Page) -> Callable[[], set[str]]:
+def functions(context, page):
     """The names of the functions that ran on the page's own thread so far. The browser counts every call."""
     session = context.new_cdp_session(page)
     session.send("Profiler.enable")
     session.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": False})
-    counts: dict[str, int] = {}
+    counts = {}
 
-    def ran() -> set[str]:
-        taken: dict[str, Any] = session.send("Profiler.takePreciseCoverage")
+    def ran():
+        taken = session.send("Profiler.takePreciseCoverage")
         for script in taken["result"]:
             for function in script["functions"]:
                 count = function["ranges"][0]["count"]
@@ -61,9 +56,7 @@ def functions(context: BrowserContext, page: Page) -> Callable[[], set[str]]:
     return ran
 
 
-def test_no_arithmetic_runs_on_the_thread_of_the_page(
-    page: Page, saved: Opener, seen: Capture, functions: Callable[[], set[str]]
-) -> None:
+def test_no_arithmetic_runs_on_the_thread_of_the_page(page, saved, seen, functions):
     page.add_init_script(WATCH)
     page.goto(saved(seen) + PLACE)
     expect_weight(page, float(seen[1, 2][0, 400, 390]), 1e-2)
@@ -77,14 +70,7 @@ def test_no_arithmetic_runs_on_the_thread_of_the_page(
 
 
 @pytest.mark.parametrize("why", share(["forbidden by a policy", "no such thing"], 2))
-def test_without_a_worker_the_page_computes_by_itself(
-    page: Page,
-    saved: Opener,
-    tmp_path: Path,
-    seen: Capture,
-    functions: Callable[[], set[str]],
-    why: str,
-) -> None:
+def test_without_a_worker_the_page_computes_by_itself(page, saved, tmp_path, seen, functions, why):
     address = saved(seen)
     path = tmp_path / "page.html"
     if why == "no such thing":
@@ -100,16 +86,16 @@ def test_without_a_worker_the_page_computes_by_itself(
     assert page.workers == []
     assert {"dotProducts", "weigh", "rowSteps"} <= functions()
     if why != "no such thing":
-        (problem,) = page.problems  # type: ignore[attr-defined]  # the console reports the refusal
+        (problem,) = page.problems  # the console reports the refusal
         assert "Creating a worker" in problem
-        page.problems.clear()  # type: ignore[attr-defined]
+        page.problems.clear()
 
 
-def test_what_goes_wrong_in_the_worker_is_said_on_the_page(page: Page, saved: Opener, tmp_path: Path) -> None:
+def test_what_goes_wrong_in_the_worker_is_said_on_the_page(page, saved, tmp_path):
     address = saved()
     path = tmp_path / "page.html"
     text = re.sub(r'<script [^>]*id="mask-0">[^<]*</script>', "", path.read_text("utf-8"))
     path.write_text(text, encoding="utf-8")
     page.goto(address)
     expect(page.locator("#status")).to_contain_text('The file holds no block "mask-0"')
-    page.problems.clear()  # type: ignore[attr-defined]  # the status says so
+    page.problems.clear()  # the status says so

@@ -1,27 +1,24 @@
 """The Write view: a real model writes and is measured."""
 
-from typing import Any
-
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from regard.cli.parts.model import Model
 from regard.gpt import GPT
-from tests.browser.openers import Opener, Serve
 from tests.captures import HOSTILE, captured
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT:
+def model():
     return GPT.from_pretrained("default").eval()
 
 
-def table(page: Page) -> dict[str, list[str]]:
+def table(page):
     rows = page.locator(".measured tbody tr").all()
     return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
 
 
-def test_a_model_writes_and_is_measured(page: Page, serve: Serve, model: GPT) -> None:
+def test_a_model_writes_and_is_measured(page, serve, model):
     reader = Model.of(model, "GPT")
     page.goto(serve(captured(80), generate=reader.generate, read=reader.read).address + "#view=write")
     prompt = "The history of the river begins"
@@ -32,7 +29,6 @@ def test_a_model_writes_and_is_measured(page: Page, serve: Serve, model: GPT) ->
     page.keyboard.press("Enter")
     expect(page.locator("#view-write [role=status]")).to_contain_text("6 tokens generated")
     tokenizer = model.tokenizer
-    assert tokenizer is not None
     P = len(tokenizer.encode(prompt).ids)
     assert (
         "".join(page.locator(".tok.new").all_inner_texts())
@@ -63,7 +59,7 @@ def test_a_model_writes_and_is_measured(page: Page, serve: Serve, model: GPT) ->
     expect(page.locator("#view-text .first-written")).to_have_attribute("id", f"tok-{P}")
 
 
-def test_a_saved_file_shows_what_was_recorded(page: Page, saved: Opener, model: GPT) -> None:
+def test_a_saved_file_shows_what_was_recorded(page, saved, model):
     lines = list(Model.of(model, "GPT").generate("The river", tokens=3))
     page.goto(saved(captured(40), generation=lines) + "#view=write")
     expect(page.locator("#view-write .lead")).to_contain_text("less computation")
@@ -72,8 +68,8 @@ def test_a_saved_file_shows_what_was_recorded(page: Page, saved: Opener, model: 
     expect(page.locator(".tok.new")).to_have_count(3)
 
 
-def test_what_the_model_says_is_only_text_and_errors_are_said(page: Page, serve: Serve) -> None:
-    def generate(text: str, *, tokens: int, temperature: float = 0) -> Any:
+def test_what_the_model_says_is_only_text_and_errors_are_said(page, serve):
+    def generate(text, *, tokens, temperature=0):
         yield {
             "start": {
                 "tokens": HOSTILE,

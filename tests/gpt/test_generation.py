@@ -15,7 +15,7 @@ cached_or_not = pytest.mark.parametrize(("name", "cache"), combine(ARCHITECTURES
 PROMPTS = [[5, 9, 2, 33, 17, 4, 60, 8], [7], [11, 12, 13], [1, 2, 3, 4, 5, 6]]
 
 
-def with_text(model: GPT) -> GPT:
+def with_text(model):
     """The model with a tokenizer of bytes: token i is byte i + 65, and bytes in pairs make é."""
     letters = {chr(65 + i): i for i in range(58)}
     vocabulary = letters | {"Ã": 58, "©": 59, "<end>": 60}
@@ -30,22 +30,20 @@ def with_text(model: GPT) -> GPT:
 class Fixed(GPT):
     """A model that continues every prompt with the tokens of its script."""
 
-    script: list[int]
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states):
         scores = torch.zeros(*states.shape[:-1], self.config.vocab_size)
         scores[..., self.script.pop(0)] = 1.0
         return scores
 
 
-def fixed(*script: int) -> GPT:
+def fixed(*script):
     model = Fixed(small("llama").config)
     model.script = list(script)
     return with_text(model)
 
 
 @names
-def test_cached_tokens_are_the_uncached_ones(name: str) -> None:
+def test_cached_tokens_are_the_uncached_ones(name):
     model, ids = small(name), torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
     for options in ({}, {"temperature": 1.0, "seed": 3}):
         cached = model.generate(ids, max_new_tokens=14, **options)
@@ -55,7 +53,7 @@ def test_cached_tokens_are_the_uncached_ones(name: str) -> None:
 
 
 @cached_or_not
-def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: bool) -> None:
+def test_a_batch_of_different_lengths_is_each_prompt_alone(name, cache):
     model = small(name, tie_word_embeddings=False)  # tied models of this size repeat one token
     alone = [model.generate(prompt, max_new_tokens=12) for prompt in PROMPTS]
     assert model.generate(PROMPTS, max_new_tokens=12, cache=cache) == alone
@@ -64,7 +62,7 @@ def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: boo
     )
 
 
-def test_the_result_has_the_type_of_the_prompt() -> None:
+def test_the_result_has_the_type_of_the_prompt():
     model = with_text(small("llama"))
     row = model.generate([1, 2, 3], max_new_tokens=4)
     assert isinstance(row, list)
@@ -79,7 +77,7 @@ def test_the_result_has_the_type_of_the_prompt() -> None:
     assert model.generate(["BCD", "BCD"], max_new_tokens=4) == [text, text]
 
 
-def test_seeds() -> None:
+def test_seeds():
     model = small("gpt2")
     draws = [model.generate([1, 2], max_new_tokens=20, temperature=2.0, seed=seed) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
@@ -94,13 +92,13 @@ def test_seeds() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def shares(logits: list[float], **options: object) -> list[float]:
+def shares(logits, **options):
     """How often each token is drawn from these logits, in 20,000 draws."""
     drawn = Sampler(seed=0, **options).sample(torch.tensor([logits]).expand(20_000, -1))
     return (torch.bincount(drawn, minlength=len(logits)) / 20_000).tolist()
 
 
-def test_draws_follow_the_probabilities() -> None:
+def test_draws_follow_the_probabilities():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
     close = {"abs": 0.015}
     assert shares(logits, temperature=1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], **close)
@@ -118,20 +116,20 @@ def test_draws_follow_the_probabilities() -> None:
     assert shares(logits, temperature=0.0, top_k=3, top_p=0.9) == [1, 0, 0, 0]
 
 
-def test_stop_tokens() -> None:
+def test_stop_tokens():
     assert fixed(4, 5, 6, 7).generate([1], max_new_tokens=4, stop=6) == [1, 4, 5, 6]
     assert fixed(4, 5, 6, 7).generate([1], max_new_tokens=4, stop=[7, 5]) == [1, 4, 5]
     assert fixed(4, 5, 6, 7).generate([6], max_new_tokens=4, stop=6) == [6, 4, 5, 6]  # not in the prompt
 
 
-def test_stop_strings() -> None:
+def test_stop_strings():
     assert fixed(4, 5, 6, 7).generate("A", max_new_tokens=4, stop="FG") == "AEFG"
     assert fixed(4, 5, 6, 7).generate("E", max_new_tokens=2, stop="EE") == "EEF"  # half of it in the prompt
     # A special token is a stop by its name, though it never shows in the text.
     assert fixed(4, 60, 6, 7).generate([1], max_new_tokens=4, stop=["no", "<end>"]) == [1, 4, 60]
 
 
-def test_rows_of_a_batch_stop_one_by_one() -> None:
+def test_rows_of_a_batch_stop_one_by_one():
     model = small("llama")
     free = model.generate(PROMPTS, max_new_tokens=20)
     stop = free[0][len(PROMPTS[0]) + 5]
@@ -149,27 +147,27 @@ def test_rows_of_a_batch_stop_one_by_one() -> None:
     assert table.tolist() == [row + row[-1:] * (longest - len(row)) for row in lists]
 
 
-def test_streams_are_what_generate_adds() -> None:
+def test_streams_are_what_generate_adds():
     model = with_text(small("llama"))
     tokens = list(model.stream([1, 2, 3], max_new_tokens=12))
     assert [1, 2, 3, *tokens] == model.generate([1, 2, 3], max_new_tokens=12)
     assert "".join(model.stream("BCD", max_new_tokens=12)) == model.generate("BCD", max_new_tokens=12)[3:]
 
 
-def test_a_stream_comes_token_by_token() -> None:
+def test_a_stream_comes_token_by_token():
     model = fixed(4, 5, 6)
     pieces = model.stream("A", max_new_tokens=3)
     assert next(pieces) == "E"
     assert model.script == [5, 6]  # the rest is computed on demand
 
 
-def test_a_character_of_two_tokens_comes_whole() -> None:
+def test_a_character_of_two_tokens_comes_whole():
     assert list(fixed(4, 58, 59, 5).stream("A", max_new_tokens=4)) == ["E", "é", "F"]
     # Half a character at the end is shown as what it is.
     assert list(fixed(4, 58).stream("A", max_new_tokens=2)) == ["E", "\N{REPLACEMENT CHARACTER}"]
 
 
-WRONG: list[tuple[object, dict, str]] = [
+WRONG = [
     (list(range(49)), {}, "prompt: expected at most context_length=48 tokens, got 49"),
     (list(range(40)), {"max_new_tokens": 9}, "max_new_tokens: expected at most 8, .* 40 tokens .* got 9"),
     ([], {}, "prompt: expected text, .* got list of 0"),
@@ -192,7 +190,7 @@ WRONG: list[tuple[object, dict, str]] = [
 
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
-def test_bad_arguments(way: str) -> None:
+def test_bad_arguments(way):
     """At once, before anything is computed, from a stream too."""
     run = getattr(model := small("gpt2"), way)
     for prompt, options, message in WRONG:
@@ -215,7 +213,7 @@ SMALL = Config(
 PROMPT = [5, 9, 2, 33, 5, 9, 2, 40, 1, 7]
 
 
-def model(config: Config = SMALL) -> GPT:
+def model(config=SMALL):
     gpt = GPT(config).eval()
     with torch.no_grad():
         for block in gpt.blocks:
@@ -223,7 +221,7 @@ def model(config: Config = SMALL) -> GPT:
     return gpt
 
 
-def test_it_writes_what_generate_writes_and_both_ways_agree() -> None:
+def test_it_writes_what_generate_writes_and_both_ways_agree():
     gpt = model()
     steps = list(compare_with_and_without_cache(gpt, PROMPT, tokens=12))
     assert PROMPT + [step.token_id for step in steps] == gpt.generate(PROMPT, max_new_tokens=12)
@@ -233,7 +231,7 @@ def test_it_writes_what_generate_writes_and_both_ways_agree() -> None:
     assert all(step.seconds.cached > 0 and step.seconds.recomputed > 0 for step in steps)
 
 
-def test_computed_tokens_read_keys_and_cached_bytes_are_counted() -> None:
+def test_computed_tokens_read_keys_and_cached_bytes_are_counted():
     first, second, *_ = compare_with_and_without_cache(model(), PROMPT, tokens=3)
     layers, kv_heads, width = 3, 2, 8
     assert first.computed == (10, 10)
@@ -244,7 +242,7 @@ def test_computed_tokens_read_keys_and_cached_bytes_are_counted() -> None:
     assert (first.cache_bytes, second.cache_bytes) == (10 * one_token, 11 * one_token)
 
 
-def test_layers_with_a_window_cache_and_read_less() -> None:
+def test_layers_with_a_window_cache_and_read_less():
     config = Config(vocab_size=64, context_length=48, num_layers=2, num_heads=4, d_model=32, window=(None, 6))
     gpt = model(config)
     *_, last = compare_with_and_without_cache(gpt, PROMPT, tokens=5)
@@ -254,7 +252,7 @@ def test_layers_with_a_window_cache_and_read_less() -> None:
     assert last.same
 
 
-def test_it_ends_with_an_end_token_and_with_the_context() -> None:
+def test_it_ends_with_an_end_token_and_with_the_context():
     gpt = model()
     written = [step.token_id for step in compare_with_and_without_cache(gpt, PROMPT, tokens=100)]
     assert len(written) == 48 - 10
@@ -272,6 +270,6 @@ def test_it_ends_with_an_end_token_and_with_the_context() -> None:
         ({"prompt": [1] * 48}, "prompt: expected from 1 to 47 tokens, got 48"),
     ],
 )
-def test_bad_arguments_are_refused_at_once(options: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         compare_with_and_without_cache(model(), **{"prompt": PROMPT, **options})

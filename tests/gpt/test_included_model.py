@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from regard.gpt import GPT
 from regard.gpt.files.loader import INCLUDED_MODEL
 from regard.gpt.training.evaluation import next_token_loss
-from regard.heads import HeadScores, probe, repeated
+from regard.heads import probe, repeated
 
 DRAWS = 15
 STORY = (
@@ -21,18 +20,18 @@ STORY = (
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT:
+def model():
     return GPT.from_pretrained("default").eval()
 
 
 @pytest.fixture(scope="module")
-def probed(model: GPT) -> tuple[list[HeadScores], list[HeadScores]]:
+def probed(model):
     """Olsson's probe: 25 random tokens four times over, after the start token."""
     ids = repeated(model.config.vocab_size, start=0, tokens=25, times=4, draws=DRAWS, seed=5)
     return probe(model.maps, ids)
 
 
-def best(probed: tuple[list[HeadScores], list[HeadScores]], name: str) -> tuple[Tensor, float]:
+def best(probed, name):
     """The scores of the best head, one a draw, and the null."""
     every = torch.stack([getattr(layer, name) for layer in probed[0]])  # (layers, draws, H)
     layer, head = divmod(int(every.mean(1).argmax()), every.shape[2])
@@ -40,9 +39,7 @@ def best(probed: tuple[list[HeadScores], list[HeadScores]], name: str) -> tuple[
 
 
 @pytest.mark.parametrize(("name", "least"), [("induction", 0.4), ("previous_token", 0.5), ("sink", 0.45)])
-def test_a_clear_head_of_each_kind(
-    probed: tuple[list[HeadScores], list[HeadScores]], name: str, least: float
-) -> None:
+def test_a_clear_head_of_each_kind(probed, name, least):
     scores, null = best(probed, name)
     error = float(scores.std()) / DRAWS**0.5
     assert scores.shape == (DRAWS,)
@@ -50,13 +47,12 @@ def test_a_clear_head_of_each_kind(
     assert float(scores.mean()) > 10 * null
 
 
-def test_it_knows_english(model: GPT) -> None:
+def test_it_knows_english(model):
     """The loss of a story is far below that of its words in random order."""
     words = STORY.split()
     order = torch.randperm(len(words), generator=torch.Generator().manual_seed(0)).tolist()
 
-    def surprise(text: str) -> float:
-        assert model.tokenizer is not None
+    def surprise(text):
         ids = torch.tensor([model.tokenizer.encode(text).ids])
         with torch.no_grad():
             return float(next_token_loss(model(ids[:, :-1]), ids[:, 1:]))
@@ -66,20 +62,18 @@ def test_it_knows_english(model: GPT) -> None:
     assert shuffled > story + 1.5
 
 
-def test_it_goes_on_writing(model: GPT) -> None:
+def test_it_goes_on_writing(model):
     text = model.generate("The city of", max_new_tokens=60, temperature=0.8, top_p=0.95, seed=1)
     assert text.startswith("The city of")
     assert len(set(text.split())) > 20
     assert text == model.generate("The city of", max_new_tokens=60, temperature=0.8, top_p=0.95, seed=1)
 
 
-def test_it_is_small() -> None:
+def test_it_is_small():
     assert sum(path.stat().st_size for path in INCLUDED_MODEL.iterdir()) <= 12e6
 
 
-def test_the_card_says_what_was_measured(
-    model: GPT, probed: tuple[list[HeadScores], list[HeadScores]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_says_what_was_measured(model, probed, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
     from included_model_card import card
 

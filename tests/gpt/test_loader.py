@@ -1,7 +1,6 @@
 """Loading: errors name what is missing, surplus, of another shape or unsafe."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,24 +14,24 @@ from tests.gpt.transformers_files import shard, write_llama, write_settings
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A tiny Llama with the names of Transformers."""
     write_llama(tmp_path)
     return tmp_path
 
 
-def change_tensors(folder: Path, add: dict[str, torch.Tensor] | None = None, drop: str = "") -> None:
+def change_tensors(folder, add=None, drop=""):
     kept = {name: x for name, x in load_file(folder / "model.safetensors").items() if name != drop}
     save_file(kept | (add or {}), folder / "model.safetensors")
 
 
-def refused(name: object) -> str:
+def refused(name):
     with pytest.raises(ValueError) as caught:
         GPT.from_pretrained(name)
     return str(caught.value)
 
 
-def test_every_row_is_where_it_belongs(folder: Path) -> None:
+def test_every_row_is_where_it_belongs(folder):
     model, stored = GPT.from_pretrained(folder), load_file(folder / "model.safetensors")
     block = model.blocks[0]
     parts = [stored[f"model.layers.0.self_attn.{x}_proj.weight"] for x in "qkv"]
@@ -42,7 +41,7 @@ def test_every_row_is_where_it_belongs(folder: Path) -> None:
     assert model(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
 
 
-WRONG_TENSORS: list[tuple[dict[str, torch.Tensor], str, str]] = [
+WRONG_TENSORS = [
     ({}, "model.norm.weight", "1 missing (model.norm.weight)"),
     ({"model.layers.1.mlp.up_proj.weight": torch.zeros(1)}, "", "(model.layers.1.mlp.up_proj.weight)"),
     (
@@ -70,20 +69,18 @@ WRONG_TENSORS: list[tuple[dict[str, torch.Tensor], str, str]] = [
 
 
 @pytest.mark.parametrize(("add", "drop", "message"), WRONG_TENSORS)
-def test_tensors_that_do_not_fit_are_named(
-    folder: Path, add: dict[str, torch.Tensor], drop: str, message: str
-) -> None:
+def test_tensors_that_do_not_fit_are_named(folder, add, drop, message):
     change_tensors(folder, add, drop)
     assert message in refused(folder)
     assert str(folder) in refused(folder)
 
 
-def test_angles_and_masks_of_old_files_are_passed_over(folder: Path) -> None:
+def test_angles_and_masks_of_old_files_are_passed_over(folder):
     change_tensors(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
     GPT.from_pretrained(folder)
 
 
-def test_headless_names(folder: Path) -> None:
+def test_headless_names(folder):
     stored = load_file(folder / "model.safetensors")
     expected = GPT.from_pretrained(folder)(torch.tensor([[1, 2]]))
     bare = {name.removeprefix("model."): x for name, x in stored.items()}
@@ -91,13 +88,13 @@ def test_headless_names(folder: Path) -> None:
     assert torch.equal(GPT.from_pretrained(folder)(torch.tensor([[1, 2]])), expected)
 
 
-def test_an_untied_head_that_is_not_in_the_file(folder: Path) -> None:
+def test_an_untied_head_that_is_not_in_the_file(folder):
     write_settings(folder, tie_word_embeddings=False)
     assert "1 missing (lm_head.weight)" in refused(folder)
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.pt", "weights.pth"])
-def test_a_pickle_is_never_opened(folder: Path, file: str) -> None:
+def test_a_pickle_is_never_opened(folder, file):
     (folder / "model.safetensors").unlink()
     # Opening this as a pickle would end the test run.
     (folder / file).write_bytes(b"cos\n_exit\n(I7\ntR.")
@@ -107,7 +104,7 @@ def test_a_pickle_is_never_opened(folder: Path, file: str) -> None:
         assert f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')" in message
 
 
-def test_rotary_settings_of_older_files(folder: Path) -> None:
+def test_rotary_settings_of_older_files(folder):
     """Before version 5 Transformers wrote the base beside the scaling, whose kind was `type` at first."""
     scaling = {
         "factor": 8.0,
@@ -126,7 +123,7 @@ def test_rotary_settings_of_older_files(folder: Path) -> None:
     assert GPT.from_pretrained(folder).config.rotary_scaling is None
 
 
-def test_broken_files(folder: Path, tmp_path: Path) -> None:
+def test_broken_files(folder, tmp_path):
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-10])
     assert "model.safetensors is not a complete safetensors file" in refused(folder)
@@ -140,7 +137,7 @@ def test_broken_files(folder: Path, tmp_path: Path) -> None:
     assert "expected a config.json" in refused(folder)
 
 
-def test_shards(folder: Path) -> None:
+def test_shards(folder):
     expected = GPT.from_pretrained(folder)(torch.tensor([[1, 2]]))
     shard(folder)
     assert torch.equal(GPT.from_pretrained(folder)(torch.tensor([[1, 2]])), expected)
@@ -148,12 +145,12 @@ def test_shards(folder: Path) -> None:
     assert torch.equal(GPT.from_pretrained(folder)(torch.tensor([[1, 2]])), expected)
 
 
-def test_an_index_with_a_tensor_that_its_files_lack(folder: Path) -> None:
+def test_an_index_with_a_tensor_that_its_files_lack(folder):
     shard(folder, **{"model.extra": "model-00001-of-00002.safetensors"})
     assert "names tensors that its files lack: model.extra" in refused(folder)
 
 
-def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_lead_nowhere(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").touch()
     assert "expected a .gguf file, or the folder of the weights" in refused(tmp_path / "notes.txt")
     for name in (tmp_path / "nothing", "./nothing", "a/b/c", "nothing.gguf"):
@@ -164,10 +161,10 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "download it with `regard data smollm2`" in refused("smollm2")
 
 
-def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name(folder, monkeypatch):
     downloaded = []
 
-    def snapshot_download(name: str, **options: object) -> str:
+    def snapshot_download(name, **options):
         downloaded.append((name, options["allow_patterns"]))
         return str(folder)
 
@@ -177,8 +174,8 @@ def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert downloaded == [("someone/small-llama", ["*.json", "*.safetensors"])]  # never a pickle
 
 
-def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot_download(name: str, **_: object) -> str:
+def test_a_hub_name_without_a_network(monkeypatch):
+    def snapshot_download(name, **_):
         raise ConnectionError("no route to host\nand much more")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
@@ -216,14 +213,12 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"vocab_size": None}, r"config\.json: expected a value for vocab_size, got none"),
     ],
 )
-def test_settings_that_cannot_be(
-    folder: Path, changes: dict, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_cannot_be(folder, changes, message, monkeypatch):
     """They are refused from the headers alone: no weight gets memory."""
 
     register = torch.nn.Module.register_parameter
 
-    def register_meta(module: torch.nn.Module, name: str, weight: torch.nn.Parameter | None) -> None:
+    def register_meta(module, name, weight):
         assert weight is None or weight.is_meta, "a weight has memory"
         register(module, name, weight)
 
@@ -247,7 +242,7 @@ def test_settings_that_cannot_be(
         ({"window": [[1], 2]}, "window: expected a whole number"),
     ],
 )
-def test_a_config_of_ours_that_cannot_be(tmp_path: Path, changes: dict, message: str) -> None:
+def test_a_config_of_ours_that_cannot_be(tmp_path, changes, message):
     GPT(Config(vocab_size=8, context_length=4, num_layers=2, num_heads=1, d_model=2)).save(tmp_path / "ours")
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     (tmp_path / "ours" / "config.json").write_text(json.dumps(config | changes))
@@ -256,13 +251,13 @@ def test_a_config_of_ours_that_cannot_be(tmp_path: Path, changes: dict, message:
 
 
 @pytest.mark.parametrize("name", ["..", "../elsewhere.safetensors", "x\0.safetensors", 5, "config.json"])
-def test_an_index_names_safetensors_files_of_its_folder(folder: Path, name: object) -> None:
+def test_an_index_names_safetensors_files_of_its_folder(folder, name):
     shard(folder, **{"model.norm.weight": name})
     with pytest.raises(ModelFileError, match=r"index\.json"):
         GPT.from_pretrained(folder)
 
 
-def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
+def test_a_tensor_in_two_files_is_refused(folder):
     shard(folder)
     first, second = sorted(folder.glob("model-*.safetensors"))
     save_file(load_file(first) | load_file(second), second)
@@ -270,7 +265,7 @@ def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
         GPT.from_pretrained(folder)
 
 
-def test_padding_and_truncation_of_a_tokenizer_are_left_out(folder: Path) -> None:
+def test_padding_and_truncation_of_a_tokenizer_are_left_out(folder):
     """A file that pads to 10^12 tokens would take all memory, and one that truncates hides text."""
     tokenizer = character_tokenizer("abc")
     tokenizer.enable_padding(length=10**12)
@@ -279,12 +274,12 @@ def test_padding_and_truncation_of_a_tokenizer_are_left_out(folder: Path) -> Non
     assert GPT.from_pretrained(folder).tokenizer.encode("abcabc").ids == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_panic_in_a_tokenizer_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_in_a_tokenizer_is_a_sentence(folder, monkeypatch):
     """A panic of Rust is a BaseException, which `except Exception` does not catch."""
 
     class Panicking:
         @staticmethod
-        def from_str(text: str) -> None:
+        def from_str(text):
             raise BaseException("called `Option::unwrap()` on a `None` value")
 
     character_tokenizer("abc").save(str(folder / "tokenizer.json"))
@@ -293,7 +288,7 @@ def test_a_panic_in_a_tokenizer_is_a_sentence(folder: Path, monkeypatch: pytest.
         GPT.from_pretrained(folder)
 
 
-def test_a_tokenizer_that_fails_on_use_is_refused_when_it_is_read(folder: Path) -> None:
+def test_a_tokenizer_that_fails_on_use_is_refused_when_it_is_read(folder):
     """Its template names a special token that it does not describe, which `tokenizers` notices by a panic."""
     bpe_tokenizer(["abc"], 260).save(str(folder / "tokenizer.json"))
     described = json.loads((folder / "tokenizer.json").read_text())

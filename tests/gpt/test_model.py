@@ -1,7 +1,6 @@
 """The model and its config: every architecture, with and without cache and padding; maps and files."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ names = pytest.mark.parametrize("name", ARCHITECTURES)
 CUTS = [(0, 7), (7, 8), (8, 9), (9, 15), (15, 16)]
 
 
-def random_ids(B: int = 2, T: int = 16) -> torch.Tensor:
+def random_ids(B=2, T=16):
     return torch.randint(0, 61, (B, T), generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.parametrize(("name", "side"), combine(ARCHITECTURES, ["left", "right"]))
-def test_padding_changes_nothing(name: str, side: str) -> None:
+def test_padding_changes_nothing(name, side):
     """Each text in a padded batch gets the logits that it gets alone, with a cache and without."""
     model, lengths, T = small(name), [16, 9, 1], 16
     texts = [random_ids(1, n)[0] for n in lengths]
@@ -42,7 +41,7 @@ def test_padding_changes_nothing(name: str, side: str) -> None:
 
 
 @names
-def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
+def test_maps_are_the_weights_and_leave_the_model_as_it_was(name):
     model, ids = small(name), random_ids()
     with torch.no_grad():
         before = model(ids)
@@ -79,12 +78,12 @@ def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
         ([[1, 2]], "input_ids: expected a torch.Tensor, got list"),
     ],
 )
-def test_bad_ids(ids: object, message: str) -> None:
+def test_bad_ids(ids, message):
     with pytest.raises(ValueError, match=message):
         small("gpt2")(ids)
 
 
-def test_bad_caches_and_attention_masks() -> None:
+def test_bad_caches_and_attention_masks():
     model, ids = small("llama"), random_ids(2, 30)
     cache = model.caches()
     model(ids, cache=cache)
@@ -99,7 +98,7 @@ def test_bad_caches_and_attention_masks() -> None:
 
 
 @names
-def test_saved_and_opened_again(name: str, tmp_path: Path) -> None:
+def test_saved_and_opened_again(name, tmp_path):
     model, ids = small(name), random_ids()
     model.tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     model.save(tmp_path / "model")
@@ -116,7 +115,7 @@ def test_saved_and_opened_again(name: str, tmp_path: Path) -> None:
     ]
 
 
-def test_half_precision_on_disk_and_in_memory(tmp_path: Path) -> None:
+def test_half_precision_on_disk_and_in_memory(tmp_path):
     """The dtype on disk is the model's; in memory it is float32, or what the files have."""
     model = small("llama").bfloat16()
     model.save(tmp_path)
@@ -128,12 +127,12 @@ def test_half_precision_on_disk_and_in_memory(tmp_path: Path) -> None:
         assert torch.equal(full.state_dict()[name], weight.float())
 
 
-def test_a_save_that_fails_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
     old = small("gpt2")
     old.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def full_disk(*_: object, **__: object) -> None:
+    def full_disk(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(json, "dumps", full_disk)  # the weights are written by then
@@ -142,13 +141,13 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path: Path, monkeypatch: pyt
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_saving_without_a_tokenizer_removes_a_stale_one(tmp_path: Path) -> None:
+def test_saving_without_a_tokenizer_removes_a_stale_one(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     small("gpt2").save(tmp_path)
     assert GPT.from_pretrained(tmp_path).tokenizer is None
 
 
-def test_what_is_left_out_follows_from_the_sizes() -> None:
+def test_what_is_left_out_follows_from_the_sizes():
     config = Config(**SIZES)
     assert (config.num_kv_heads, config.head_dim, config.intermediate_size) == (4, 6, 96)
     assert config.windows == (None, None, None)
@@ -157,21 +156,21 @@ def test_what_is_left_out_follows_from_the_sizes() -> None:
     assert Config(**{**SIZES, "d_model": 240, "activation": "swiglu"}).intermediate_size == 640
 
 
-def test_windows_of_the_layers() -> None:
+def test_windows_of_the_layers():
     assert Config(**SIZES, window=5).windows == (5, 5, 5)
     assert Config(**SIZES, window=(None, 5, 7)).windows == (None, 5, 7)
     assert Config(**SIZES, window=(48, 47, 99)).windows == (None, 47, None)  # no narrower than the context
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_json_and_back(name: str) -> None:
+def test_json_and_back(name):
     config = Config(
         **{**SIZES, **ARCHITECTURES[name], "rotary_scaling": Llama3Scaling(4.0), "eos_token_id": (2, 3)}
     )
     assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
-WRONG: list[tuple[dict, str]] = [
+WRONG = [
     ({"num_layers": 0}, "num_layers: expected a whole number of at least 1, got 0"),
     ({"vocab_size": 2.5}, "vocab_size: expected a whole number of at least 1, got 2.5"),
     ({"num_heads": 5}, "num_heads: expected a divisor of d_model=24, got 5; or give head_dim"),
@@ -193,14 +192,14 @@ WRONG: list[tuple[dict, str]] = [
 ]
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused():
     for changes, message in WRONG:
         with pytest.raises(ValueError) as caught:
             Config(**{**SIZES, **changes})
         assert str(caught.value).startswith(message)
 
 
-def test_json_with_missing_and_unknown_names() -> None:
+def test_json_with_missing_and_unknown_names():
     with pytest.raises(ValueError, match="missing: num_heads, d_model"):
         Config.from_json({"vocab_size": 3, "context_length": 4, "num_layers": 1})
     with pytest.raises(ValueError, match="unknown keys depth, width; the fields of Config are vocab_size"):

@@ -3,9 +3,7 @@
 import base64
 import json
 import struct
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,16 +21,16 @@ Described = dict[str, Any]
 
 
 @cache
-def plain_text() -> str:
+def plain_text():
     return bpe_tokenizer(["abc text"], 270).to_str()
 
 
-def described() -> Described:
-    plain: Described = json.loads(plain_text())
+def described():
+    plain = json.loads(plain_text())
     return plain
 
 
-def template(pieces: int, specials: int, ids: int) -> Described:
+def template(pieces, specials, ids):
     """A template with so many pieces, and so many ids for each special token."""
     return {
         "type": "TemplateProcessing",
@@ -44,28 +42,28 @@ def template(pieces: int, specials: int, ids: int) -> Described:
     }
 
 
-def replace(pattern: str, content: str, kind: str = "String") -> Described:
+def replace(pattern, content, kind="String"):
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
-def sequence(field: str, steps: list[Described]) -> Described:
+def sequence(field, steps):
     return {"type": "Sequence", field: steps}
 
 
-def nested(depth: int) -> Described:
-    step: Described = {"type": "Lowercase"}
+def nested(depth):
+    step = {"type": "Lowercase"}
     for _ in range(depth):
         step = sequence("normalizers", [step])
     return step
 
 
-def precompiled(replacement: bytes) -> Described:
+def precompiled(replacement):
     """The table of a SentencePiece model without an index that is of use."""
     table = struct.pack("<I", 1024) + bytes(1024) + replacement + b"\0"
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
-def unigram_model(pieces: list[str]) -> Described:
+def unigram_model(pieces):
     vocab = [[piece, -1.0] for piece in pieces]
     return {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": vocab}
 
@@ -84,7 +82,7 @@ ADDED = {
 WORD_PIECE = {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "", "vocab": {"a": 0}}
 
 
-HOSTILE: dict[str, Callable[[Described], Any]] = {
+HOSTILE = {
     "normalizers": lambda j: j.update(normalizer=sequence("normalizers", [replace("1", "11")] * 24)),
     "empty pattern": lambda j: j.update(normalizer=sequence("normalizers", [replace("", "a")] * 24)),
     "regular expression": lambda j: j.update(
@@ -113,10 +111,8 @@ HOSTILE: dict[str, Callable[[Described], Any]] = {
 }
 
 
-def test_a_tokenizer_that_explodes_is_refused_before_it_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(text: str) -> None:
+def test_a_tokenizer_that_explodes_is_refused_before_it_is_built(tmp_path, monkeypatch):
+    def build(text):
         raise AssertionError("the tokenizer is built")
 
     monkeypatch.setattr(Tokenizer, "from_str", build, raising=False)
@@ -132,11 +128,11 @@ def test_a_tokenizer_that_explodes_is_refused_before_it_is_built(
             pytest.fail(f"{name}: {_read_tokenizer(path)}")
 
 
-def gpt2() -> Tokenizer:
+def gpt2():
     return bpe_tokenizer(["abc text"], 270)
 
 
-def llama2() -> Tokenizer:
+def llama2():
     tokenizer = Tokenizer(models.BPE({"<unk>": 0, "▁": 1, "a": 2}, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -148,7 +144,7 @@ def llama2() -> Tokenizer:
     return tokenizer
 
 
-def llama3() -> Tokenizer:
+def llama3():
     tokenizer = bpe_tokenizer(["abc text"], 270)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -162,7 +158,7 @@ def llama3() -> Tokenizer:
     return tokenizer
 
 
-def bert() -> Tokenizer:
+def bert():
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "a": 2, "##b": 3}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["[UNK]", "[CLS]"])
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -174,7 +170,7 @@ def bert() -> Tokenizer:
     return tokenizer
 
 
-def clip() -> Tokenizer:
+def clip():
     tokenizer = Tokenizer(
         models.BPE({"<unk>": 0, "a</w>": 1}, [], unk_token="<unk>", end_of_word_suffix="</w>")
     )
@@ -186,7 +182,7 @@ def clip() -> Tokenizer:
     return tokenizer
 
 
-def whisper() -> Tokenizer:
+def whisper():
     tokenizer = gpt2()
     names = [f"<|{seconds / 50:.2f}|>" for seconds in range(1501)]
     tokenizer.add_tokens(names)
@@ -198,7 +194,7 @@ def whisper() -> Tokenizer:
     return tokenizer
 
 
-def unigram(steps: list[Described]) -> Tokenizer:
+def unigram(steps):
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁", -1.0), ("a", -2.0)], 0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -207,7 +203,7 @@ def unigram(steps: list[Described]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps({**plain, "normalizer": sequence("normalizers", steps)}))
 
 
-REAL: dict[str, Callable[[], Tokenizer]] = {
+REAL = {
     "GPT-2": gpt2,
     "Llama 2": llama2,
     "Llama 3": llama3,
@@ -231,14 +227,14 @@ REAL: dict[str, Callable[[], Tokenizer]] = {
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_tokenizers_of_real_models_are_read(name: str, tmp_path: Path) -> None:
+def test_tokenizers_of_real_models_are_read(name, tmp_path):
     tokenizer = REAL[name]()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = "a aab 1234,  a"
     assert _read_tokenizer(tmp_path / "tokenizer.json").encode(text).ids == tokenizer.encode(text).ids
 
 
-def test_the_limit_of_growth_is_sharp() -> None:
+def test_the_limit_of_growth_is_sharp():
     plain = described() | {"pre_tokenizer": None}
     check_limits(plain | {"normalizer": replace("1", "1" * MAX_GROWTH)})
     with pytest.raises(ValueError, match="expected at most 8,192, got 8,193"):
@@ -250,7 +246,7 @@ PAIRS = tokens.bpe_tokenizer([TEXT], 300)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_characters_come_back(text: str) -> None:
+def test_characters_come_back(text):
     tokenizer = tokens.character_tokenizer(text)
     ids = tokens.encode(tokenizer, text)
     assert len(ids) == len(text)
@@ -258,18 +254,18 @@ def test_characters_come_back(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_byte_pairs_write_any_text(text: str) -> None:
+def test_byte_pairs_write_any_text(text):
     assert PAIRS.decode(tokens.encode(PAIRS, text).tolist()) == text.replace(tokens.BOS_TOKEN, "")
 
 
-def test_characters_outside_the_vocabulary_are_named() -> None:
+def test_characters_outside_the_vocabulary_are_named():
     with pytest.raises(
         ValueError, match=r"expected only characters of the model's vocabulary, got \['x', 'ß'\]"
     ):
         tokens.encode(tokens.character_tokenizer("abc"), "abxß")
 
 
-def test_a_prompt_loses_nothing_in_silence() -> None:
+def test_a_prompt_loses_nothing_in_silence():
     letters = tokens.character_tokenizer("abc ")
     assert tokens.encode_prompt(letters, "a cab") == letters.encode("a cab").ids
     with pytest.raises(ValueError, match=r"of the model's vocabulary, got \['\\t', 'x', 'ß'\]"):
@@ -277,7 +273,7 @@ def test_a_prompt_loses_nothing_in_silence() -> None:
     assert tokens.encode_prompt(letters, "") == []
 
 
-def test_a_tokenizer_may_rewrite_the_text_and_drop_spaces() -> None:
+def test_a_tokenizer_may_rewrite_the_text_and_drop_spaces():
     words = Tokenizer(models.WordLevel({"cat": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     assert tokens.encode_prompt(words, " cat  dog ") == [0, 1]  # 1 is the unknown token
@@ -286,12 +282,12 @@ def test_a_tokenizer_may_rewrite_the_text_and_drop_spaces() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 256, 70000])
-def test_a_vocabulary_size_that_is_refused(size: int) -> None:
+def test_a_vocabulary_size_that_is_refused(size):
     with pytest.raises(ValueError, match="vocab_size: expected from 257"):
         tokens.bpe_tokenizer([TEXT], size)
 
 
-def test_chunks_join_to_the_text() -> None:
+def test_chunks_join_to_the_text():
     text = ("line\n" * 7 + "x" * 50) * 3000
     cut = list(tokens.split_lines(text))
     assert "".join(cut) == text

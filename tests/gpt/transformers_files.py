@@ -1,8 +1,6 @@
 """A tiny Llama on disk as Transformers writes one: its config, and its weights in one file or in two."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +18,7 @@ LLAMA = {
 }
 
 
-def llama_shapes(layers: int, width: int, kv: int, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
+def llama_shapes(layers, width, kv, hidden, vocab):
     """The shapes of all tensors, by the names that Transformers has for them."""
     of_layer = {
         "input_layernorm": (width,),
@@ -41,7 +39,7 @@ SHAPES = llama_shapes(1, 8, 4, 12, 11)
 INDEX = "model.safetensors.index.json"
 
 
-def write_llama(folder: Path, **settings: Any) -> Path:
+def write_llama(folder, **settings):
     """Write the model with random weights; returns the path of its config."""
     torch.manual_seed(0)
     folder.mkdir(exist_ok=True)
@@ -49,14 +47,14 @@ def write_llama(folder: Path, **settings: Any) -> Path:
     return write_settings(folder, **settings)
 
 
-def write_settings(folder: Path, **changes: Any) -> Path:
+def write_settings(folder, **changes):
     """Write the config with some settings changed, or without those that are None."""
     settings = {name: x for name, x in (LLAMA | changes).items() if x is not None}
     (folder / "config.json").write_text(json.dumps(settings))
     return folder / "config.json"
 
 
-def shard(folder: Path, **names: Any) -> Path:
+def shard(folder, **names):
     """Put the same weights into two files with an index, in which some names stand for other files."""
     stored = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

@@ -1,5 +1,6 @@
 """Judging without a process of its own, which would take seconds."""
 
+import ast
 import sys
 import tempfile
 from functools import cache
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from regard.checker.subject.locate import import_place
 from regard.learn.course import get_lesson
-from regard.learn.exercise import definition_of, plain_solution
+from regard.learn.exercise import definition_of, find_names, plain_solution
 from regard.learn.judgement import judge, judge_task, tasks_of
 
 
@@ -41,6 +42,15 @@ def with_form(number, form):
     (task,) = (task for task in tasks_of(lesson) if task.name == name)
     own = plain_solution(definition_of(lesson.solution, name))
     return lesson, task, plain_solution(lesson.solution).replace(own, form.strip("\n"))
+
+
+def task_with(lesson, text):
+    """The task of a lesson in whose solution a text stands."""
+    line = lesson.solution[: lesson.solution.index(text)].count("\n") + 1
+    statements = ast.parse(lesson.solution).body
+    (names,) = (find_names(x) for x in statements if x.lineno <= line <= (x.end_lineno or 0))
+    (task,) = (task for task in tasks_of(lesson) if task.name in names)
+    return task
 
 
 @cache

@@ -1,6 +1,5 @@
 """Every hint is followed: none leads into another error or to the same verdict, or gives a number away."""
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -8,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from regard.learn.course import LESSONS, get_lesson
-from regard.learn.exercise import find_names, plain_solution
-from regard.learn.judgement import tasks_of
+from regard.learn.exercise import plain_solution
 from regard.learn.wrong_ways import definition, edit, judge_table, usual_mistakes, wrong_ways
 from tests.learn.hints import check_that_hints_lead_to_the_solution
-from tests.learn.in_process import judge_one
+from tests.learn.in_process import judge_one, task_with
 from tests.sampling import share
 
 TABLES = tomllib.loads(Path(__file__).with_name("beginners_mistakes.toml").read_text(encoding="utf-8"))
@@ -88,30 +86,19 @@ LATE = 13
 EARLY_MISTAKES = [case for case in cases("mistakes") if case[0] < LATE]
 LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE] + known_ways()
 # The checker takes a second to name one of these, so that a run has a share of them.
-SLOW = [
-    *cases("by_checker"),
-    *(
-        (lesson.number, mistake.right, mistake.wrong, mistake.name)
-        for lesson in LESSONS[:LATE]
-        if lesson.has_code
-        for mistake in usual_mistakes(lesson)
-    ),
+SLOW = cases("by_checker")
+USUAL = [
+    (lesson.number, mistake.right, mistake.wrong, mistake.name)
+    for lesson in LESSONS
+    if lesson.has_code
+    for mistake in usual_mistakes(lesson)
 ]
-
-
-def task_with(lesson, text):
-    """The task of a lesson in whose solution a text stands."""
-    line = lesson.solution[: lesson.solution.index(text)].count("\n") + 1
-    statements = ast.parse(lesson.solution).body
-    (names,) = (find_names(x) for x in statements if x.lineno <= line <= (x.end_lineno or 0))
-    (task,) = (task for task in tasks_of(lesson) if task.name in names)
-    return task
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("number", "right", "wrong", "said"),
-    share(EARLY_MISTAKES, 24) + share(LATE_MISTAKES, 24) + share(SLOW, 96),
+    share(EARLY_MISTAKES, 24) + share(LATE_MISTAKES, 24) + share(SLOW, 96) + share(USUAL, 16),
 )
 def test_a_hint_leads_out_of_a_mistake(number, right, wrong, said):
     lesson = get_lesson(number)

@@ -478,19 +478,22 @@ def test_a_mistake_is_known_in_every_form(number, form, swap, said):
     check_that_hints_lead_to_the_solution(lesson, task, program, said, right=right)
 
 
-def test_what_is_usual_in_another_task_is_not_asked():
-    """Lesson 13's table speaks of `repeat` in `grouped_attention`; `pool_heads` has no such call."""
-    apart = LOOP_OVER_GROUPS.replace("range(g * size, (g + 1) * size)", "range(g, num_heads, kv_heads)")
-    outcome = judge_form(13, apart)
-    assert outcome.mistake == "grouped-heads-tiled"
-    assert not any("repeat" in hint for hint in outcome.hints), outcome
-
-
-def test_no_hint_for_a_function_speaks_of_a_module():
-    form = LOOP_OVER_GROUPS.replace("range(kv_heads)", "range(head_dim)")
-    outcome = judge_form(13, form)
-    assert "'head_dim' is not defined" in outcome.message
-    assert not any("__init__" in hint for hint in outcome.hints), outcome
+@pytest.mark.parametrize(
+    ("swap", "said", "never"),
+    [
+        # Lesson 13's table speaks of `repeat` in `grouped_attention`; `pool_heads` has no such call.
+        (
+            ("range(g * size, (g + 1) * size)", "range(g, num_heads, kv_heads)"),
+            "grouped-heads-tiled",
+            "repeat",
+        ),
+        (("range(kv_heads)", "range(head_dim)"), "'head_dim' is not defined", "__init__"),  # of a module
+    ],
+)
+def test_no_hint_speaks_of_what_the_code_has_not(swap, said, never):
+    outcome = judge_form(13, LOOP_OVER_GROUPS.replace(*swap))
+    assert said in f"{outcome.mistake} {outcome.message}"
+    assert not any(never in hint for hint in outcome.hints), outcome
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,28 @@ class Encoder(nn.Module):
         return self.encoder(self.embedding(ids))
 
 
+class Projected(nn.Module):
+    """Attends by a function of queries, keys and values (B, H, T, D), whose first result is the output."""
+
+    def __init__(self, function, *, heads=4, kv_heads=2, width=4, **options):
+        super().__init__()
+        self.function, self.options, self.width = function, options, width
+        self.sizes = [heads * width, kv_heads * width, kv_heads * width]
+        self.qkv, self.out = (
+            nn.Linear(heads * width, sum(self.sizes)),
+            nn.Linear(heads * width, heads * width),
+        )
+
+    def heads(self, x):
+        parts = self.qkv(x).split(self.sizes, -1)
+        return [y.unflatten(-1, (-1, self.width)).transpose(1, 2) for y in parts]
+
+    def forward(self, x):
+        result = self.function(*self.heads(x), **self.options)
+        output = result[0] if isinstance(result, tuple) else result
+        return self.out(output.transpose(1, 2).flatten(2))
+
+
 def llama(implementation):
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -53,14 +75,14 @@ def state(model):
     ] + [getattr(type(model), "states", None), torch.nn.functional.scaled_dot_product_attention]
 
 
-def captured(model, *args, certified=True, **kwargs):
-    """What a capture of one call sees, after comparing the call with the same without capture."""
+def captured(model, *args, certified=True, options=None, **kwargs):
+    """What a capture with some options sees of a call, which must be what it is without capture."""
     drawn = torch.random.get_rng_state()
     plain = model(*args, **kwargs)
     after = torch.random.get_rng_state()
     torch.random.set_rng_state(drawn)
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
-    with regard.capture(model) as seen:
+    with regard.capture(model, **(options or {})) as seen:
         watched = model(*args, **kwargs)
     assert torch.equal(torch.random.get_rng_state(), after)
     plain, watched = ((x,) if isinstance(x, Tensor) else x for x in (plain, watched))

@@ -12,6 +12,7 @@ import regard
 from regard import attend
 from regard.attention.steps import trace
 from regard.layers import Attention
+from tests.recorder.small_models import Projected, captured
 from tests.sampling import combine
 
 MASKS = {
@@ -23,59 +24,27 @@ MASKS = {
     "padding": regard.padding(torch.tensor([12, 7])),
 }
 
-
-def by_package(*args, **options):
-    return regard.attend(*args, **options)
+PYTORCHS = functools.partial(scaled_dot_product_attention, enable_gqa=True)
 
 
-def by_name(*args, **options):
-    return attend(*args, **options)
+def own(function=attend, **options):
+    """A model of one layer, with four heads on two, that attends by a function with these options."""
+    return nn.Sequential(Projected(function, **options))
 
 
-WAYS = [
-    by_package,
-    by_name,
-    attend,
-    functools.partial(attend, backend="auto"),
-    (lambda own: lambda *args, **options: own(*args, **options))(attend),  # in a closure
-]
-
-
-class Own(nn.Module):
-    def __init__(self, function=by_package, **options):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(16, 32), nn.Linear(16, 16)
-        self.function, self.options = function, options
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).split([16, 8, 8], -1)  # 4 heads on 2
-        q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k, v))
-        result = self.function(q, k, v, **self.options)
-        heads = result[0] if isinstance(result, tuple) else result
-        return self.out(heads.transpose(1, 2).flatten(2))
-
-
-def run(model, x, **options):
-    with regard.capture(model, **options) as seen:
-        output = model(x)
-    return seen, output
+def text(B=1, T=9):
+    return torch.randn(B, T, 16)
 
 
 @pytest.mark.parametrize(("name", "return_lse"), combine(MASKS, [False, True]))
 def test_the_maps_are_certified_and_the_output_keeps_its_bits(name, return_lse):
-    model = nn.Sequential(*(Own(mask=MASKS[name], return_lse=return_lse) for _ in range(2)))
-    x = torch.randn(2, 12, 16)
-    expected = model(x)
-    seen, output = run(model, x)
-    assert torch.equal(output, expected)
-    assert seen.certificate.certified
+    model = nn.Sequential(*(Projected(attend, mask=MASKS[name], return_lse=return_lse) for _ in range(2)))
+    x = text(2, 12)
+    seen = captured(model, x)
     assert all("own attention output" in str(evidence) for evidence in seen.certificate)
     assert [layer.name for layer in seen.layers] == ["0", "1"]
-    q, k, _ = model[0].qkv(x).split([16, 8, 8], -1)
-    q, k = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k))
-    right = trace(q, k, k, mask=MASKS[name]).weights
+    right = trace(*model[0].heads(x), mask=MASKS[name]).weights
     assert torch.allclose(seen[0].to_dense(), right, atol=1e-6)
-    assert torch.equal(model(x), expected)  # and nothing stays behind
 
 
 @pytest.mark.parametrize(
@@ -84,23 +53,19 @@ def test_the_maps_are_certified_and_the_output_keeps_its_bits(name, return_lse):
     ids=lambda options: next(iter(options)) + str(options.get("backend", "")),
 )
 def test_its_other_arguments_are_shown(options):
-    model, x = nn.Sequential(Own(mask=regard.causal, **options)), torch.randn(1, 9, 16)
-    expected = model(x)
-    seen, output = run(model, x)
-    assert torch.equal(output, expected)
-    assert seen.certificate.certified
+    seen = captured(own(mask=regard.causal, **options), text())
     assert seen[0].softcap == options.get("softcap")
     assert seen[0].scale == options.get("scale", 0.5)
 
 
 def test_dropout_is_not_certified():
-    seen, _ = run(nn.Sequential(Own(dropout=0.5)), torch.randn(1, 9, 16))
+    seen = captured(own(dropout=0.5), text(), certified=False)
     assert not seen.certificate.certified
     assert "dropout 0.5 was on" in str(seen.certificate)
 
 
 def test_edits_change_what_the_model_goes_on_with():
-    model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(1, 9, 16)
+    model, x = own(mask=regard.causal), text()
     with regard.intervene(model, regard.ablate(0, 1)):
         output = model(x)
     kept = []
@@ -117,50 +82,28 @@ def test_autocast_lowers_what_it_lowers_without_a_capture(mask, return_lse):
     def in_float32(q, k, v, **options):
         return regard.attend(q.float(), k.float(), v.float(), **options)
 
-    model, x = nn.Sequential(Own(in_float32, mask=mask, return_lse=return_lse)), torch.randn(1, 9, 16)
-    kept = []
+    model, x, kept = own(in_float32, mask=mask, return_lse=return_lse), text(), []
     with (
         torch.autocast("cpu", torch.bfloat16),
         model[0].out.register_forward_pre_hook(lambda _, given: kept.append(given[0])),
     ):
-        model(x)
-        seen, _ = run(model, x)
+        captured(model, x)
     assert kept[0].dtype == kept[1].dtype
     assert torch.equal(*kept)
-    assert seen.certificate.certified
-
-
-class Mixed(nn.Module):
-    """A layer of Regard's, a module that calls `attend` and one that calls PyTorch's function."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = Attention(16, 4, mask=regard.causal)
-        self.second = Own(mask=regard.causal)
-        self.third = Own(lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True))
-
-    def forward(self, x):
-        return self.third(self.second(self.first(x)))
-
-
-def test_beside_other_attention_every_layer_is_heard_once():
-    seen, _ = run(Mixed(), torch.randn(1, 9, 16))
-    assert seen.certificate.certified
-    assert sorted(layer.name for layer in seen.layers) == ["first", "second", "third"]
 
 
 def test_attention_outside_of_the_model_is_not_recorded():
-    model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(1, 9, 16)
+    model, x = own(mask=regard.causal), text()
     with regard.capture(model) as seen:
         model(x)
         q = torch.randn(1, 2, 20, 4)
         attend(q, q, q)
-        Own()(x)
+        own()(x)
     assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
 
 
 def test_transforms_of_functions_are_reported():
-    model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(3, 1, 9, 16)
+    model, x = own(mask=regard.causal), torch.randn(3, 1, 9, 16)
     with pytest.raises(RuntimeError, match=r"inside a transform of torch\.func"), regard.capture(model):
         torch.func.vmap(model)(x)
 
@@ -197,7 +140,7 @@ def test_a_mask_that_is_overwritten_is_shown_as_it_was(how):
         tensor = torch.tensor([[0] * 4 + [1] * 5])
     model = nn.Sequential(*(Overwriting(how.split(",")[0], tensor) for _ in range(2)))
     masks = [tensor.roll(n, -1) for n in range(2)]
-    seen, _ = run(model, torch.randn(1, 9, 16))
+    seen = regard.capture(model, inputs=text())
     assert seen.certificate.certified
     for m, mask in zip(seen, masks, strict=True):
         shown = regard.documents(mask).to_dense(9) if "documents" in how else mask
@@ -211,10 +154,9 @@ def chunked(function, settings):
         parts = [function(q[:, :, 3 * n : 3 * n + 3], k, v, **each) for n, each in enumerate(settings)]
         return torch.cat(parts, 2)
 
-    return nn.Sequential(Own(by_chunk))
+    return own(by_chunk)
 
 
-PYTORCHS = functools.partial(scaled_dot_product_attention, enable_gqa=True)
 DIFFERENT = {
     "scale": [{"scale": 0.1}, {"scale": 1.0}, {"scale": 3.0}],
     "softcap": [{"softcap": 0.1}, {}, {"softcap": 1.0}],
@@ -224,20 +166,20 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_chunks_with_other_scores_are_maps_of_their_own(name):
-    model, x = chunked(attend, DIFFERENT[name]), torch.randn(1, 9, 16)
-    seen, _ = run(model, x)
-    assert seen.certificate.certified
-    q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in model[0].qkv(x).split([16, 8, 8], -1))
+    model, x = chunked(attend, DIFFERENT[name]), text()
+    seen = captured(model, x)
+    q, k, v = model[0].heads(x)
     assert len(list(seen)) == 3
     for n, (m, settings) in enumerate(zip(seen, DIFFERENT[name], strict=True)):
         right = trace(q[:, :, 3 * n : 3 * n + 3], k, v, **settings).weights
         assert torch.allclose(m.to_dense(), right, atol=1e-6)
 
 
-def test_chunks_with_the_same_scores_are_one_map():
-    seen, _ = run(chunked(attend, [{"softcap": 2.0, "sinks": torch.ones(4)}] * 3), torch.randn(1, 9, 16))
-    assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
-    seen, _ = run(chunked(PYTORCHS, [{}] * 3), torch.randn(1, 9, 16))
+@pytest.mark.parametrize(
+    ("function", "settings"), [(attend, {"softcap": 2.0, "sinks": torch.ones(4)}), (PYTORCHS, {})]
+)
+def test_chunks_with_the_same_scores_are_one_map(function, settings):
+    seen = captured(chunked(function, [settings] * 3), text())
     assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
 
 
@@ -250,7 +192,7 @@ def test_steps_with_another_scale_are_passes_of_their_own(function):
         keys = torch.cat(kept, 2)
         return function(q, keys, keys, scale=math.log(keys.shape[2]))
 
-    model = nn.Sequential(Own(cached))
+    model = own(cached)
     with torch.no_grad(), regard.capture(model) as seen:
         for length in (6, 1, 1):
             model(torch.randn(1, length, 16))
@@ -261,8 +203,7 @@ def test_steps_with_another_scale_are_passes_of_their_own(function):
 
 @pytest.mark.parametrize("other", [{"softcap": 0.1}, {"sinks": torch.ones(4)}], ids=["softcap", "sinks"])
 def test_a_second_attention_with_other_scores_is_a_layer_of_its_own(other):
-    model = nn.Sequential(Own(lambda q, k, v: attend(q, k, v) + attend(q, k, v, **other)))
-    seen, _ = run(model, torch.randn(1, 9, 16))
+    seen = captured(own(lambda q, k, v: attend(q, k, v) + attend(q, k, v, **other)), text())
     assert [layer.key for layer in seen.layers] == [0, "attention2.0"]
     assert seen["attention2.0"].softcap == other.get("softcap")
 
@@ -273,56 +214,14 @@ class Observed(Attention):
 
 
 def test_a_layer_that_overrides_attend_is_heard_once():
-    model = nn.Sequential(Observed(16, 4, mask=regard.causal), Own())
-    seen, _ = run(model, torch.randn(1, 9, 16))
-    assert seen.certificate.certified
+    seen = captured(nn.Sequential(Observed(16, 4, mask=regard.causal), Projected(attend)), text())
     assert not seen.missing
     assert sorted(layer.name for layer in seen.layers) == ["0", "1"]
 
 
-class Default(nn.Module):
-    def forward(self, x, function=attend, *, named=attend):
-        x = function(x[:, None], x[:, None], x[:, None])
-        return named(x, x, x)
-
-
-class Held(nn.Module):
-    static = staticmethod(attend)
-    table = {"own": attend}  # noqa: RUF012
-    # Python 3.14 makes a method of a partial that is not static.
-    partial = staticmethod(functools.partial(attend, mask=regard.causal))
-
-    def __init__(self, take):
-        super().__init__()
-        self.take = take
-
-    def forward(self, x):
-        return self.take(self)(x[:, None], x[:, None], x[:, None])
-
-
-class LocalImport(nn.Module):
-    def forward(self, x):
-        import regard as package
-        from regard import attend as local
-
-        x = local(x[:, None], x[:, None], x[:, None])
-        return package.attend(x, x, x)
-
-
-HELD = [lambda self: self.static, lambda self: self.table["own"], lambda self: self.partial]
-KINDS = [Default, LocalImport, *(functools.partial(Held, take) for take in HELD)]
-
-
-@pytest.mark.parametrize("make", [*KINDS, *(functools.partial(Own, way) for way in WAYS)])
-def test_it_is_recognised_by_any_name_and_wherever_a_class_holds_it(make):
-    seen, _ = run(nn.Sequential(make()), torch.randn(1, 9, 16))
-    assert seen.certificate.certified
-    assert seen[0].shape[2:] == (9, 9)
-
-
 def test_a_compiled_function_is_named_as_missing():
     compiled = torch.compile(attend, backend="eager")
-    model = nn.Sequential(Own(), Own(lambda q, k, v: compiled(q, k, v)))
-    with pytest.warns(UserWarning, match="Own"):
-        seen, _ = run(model, torch.randn(1, 9, 16))
+    model = nn.Sequential(Projected(attend), Projected(lambda q, k, v: compiled(q, k, v)))
+    with pytest.warns(UserWarning, match="Projected"):
+        seen = regard.capture(model, inputs=text())
     assert set(seen.missing) == {"1"}

@@ -1,5 +1,7 @@
 """Capture of linear layers in a model of plain PyTorch: certificates, generation, planted faults, files."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ import regard
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.certificates import linear_certificate
 from regard.recorder.certificates.linear_certificate import examine_linear
+from tests.recorder.small_models import Projected
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, initial_state=None, use_qk_l2norm_in_kernel=True):
@@ -29,7 +32,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, initial_state=None, use_qk_l2norm_i
 class DeltaNet(nn.Module):
     """A gated delta rule with two key heads for four heads, and a state that it keeps."""
 
-    def __init__(self, fault=None):
+    def __init__(self):
         super().__init__()
         self.qk, self.v, self.gates = nn.Linear(16, 2 * 2 * 8), nn.Linear(16, 4 * 8), nn.Linear(16, 8)
         self.out = nn.Linear(32, 16)
@@ -43,18 +46,13 @@ class DeltaNet(nn.Module):
         return self.out(output.flatten(2))
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, x):
-        q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+def softmax_attention():
+    sdpa = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+    return Projected(sdpa, heads=2, width=8)
 
 
 class Hybrid(nn.Module):
-    def __init__(self, kinds=(DeltaNet, Attention, DeltaNet)):
+    def __init__(self, kinds):
         super().__init__()
         self.embedding = nn.Embedding(20, 16)
         self.layers = nn.ModuleList(nn.ModuleDict({"mixer": kind()}) for kind in kinds)
@@ -68,7 +66,7 @@ class Hybrid(nn.Module):
 
 def model(*kinds):
     torch.manual_seed(0)
-    return Hybrid(kinds or (DeltaNet, Attention, DeltaNet)).eval()
+    return Hybrid(kinds or (DeltaNet, softmax_attention, DeltaNet)).eval()
 
 
 IDS = torch.arange(40)[None] % 20

@@ -12,6 +12,7 @@ from regard.attention.backends.triton.cells import SquareCells
 from regard.gpt import GPT, Config
 from regard.maps.tile_passes import kept_overview
 from tests.recorder.small_llama import small_llama
+from tests.recorder.small_models import Projected
 
 pytest.importorskip("transformers")
 
@@ -50,14 +51,8 @@ def gpt():
     return GPT(Config(**sizes)).eval()
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-
-    def forward(self, x):
-        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+def sdpa(q, k, v):
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def ids():
@@ -66,7 +61,7 @@ def ids():
 
 MODELS = {
     "GPT": lambda: (gpt(), (ids(),)),
-    "SDPA": lambda: (nn.Sequential(Block(), Block()).eval(), (torch.randn(1, T, 8),)),
+    "SDPA": lambda: (nn.Sequential(Projected(sdpa), Projected(sdpa)), (torch.randn(1, T, 16),)),
     "Llama": lambda: (small_llama(), (ids(),)),
     "Llama with Regard's attention": lambda: (small_llama("regard"), (ids(),)),
 }
@@ -80,26 +75,19 @@ def assert_holds_its_overview(m):
     assert torch.equal(m.pool(CELLS, CELLS), m.kept.mass)
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_overviews_after_the_models_own_attention(name):
+def test_overviews_of_the_models_own_attention_and_of_the_kernel(name, by_kernel, request):
+    runs = request.getfixturevalue("kernel_runs") if by_kernel else []
     model, inputs = MODELS[name]()
     seen = regard.capture(model, inputs=inputs, overviews=True)
+    assert len(runs) == 2 * by_kernel
     assert seen.certificate.certified
-    assert all("own attention output" in str(evidence) for evidence in seen.certificate)
+    against = "Regard's kernel" if by_kernel else "own attention output"
+    assert all(against in str(evidence) for evidence in seen.certificate)
     for m in seen:
         assert_holds_its_overview(m)
     assert all(m.kept is None for m in regard.capture(model, inputs=inputs))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_overviews_from_the_kernel_that_computes_the_output(name, kernel_runs):
-    model, inputs = MODELS[name]()
-    seen = regard.capture(model, inputs=inputs, overviews=True)
-    assert len(kernel_runs) == 2
-    assert seen.certificate.certified
-    assert all("Regard's kernel" in str(evidence) for evidence in seen.certificate)
-    for m in seen:
-        assert_holds_its_overview(m)
 
 
 def test_only_the_layers_and_heads_that_are_selected(kernel_runs):

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
+from tests.recorder.small_llama import registered
 from tests.recorder.small_llama import small_llama as llama
 from tests.sampling import combine
 
 pytest.importorskip("transformers")
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
@@ -60,30 +60,22 @@ def scaled_after(module, query, key, value, attention_mask, **kwargs):
 
 def run(function, ids=None, verify=False, **arguments):
     """What is seen of a model whose attention is this function."""
-    AttentionInterface.register("planted", function)
-    AttentionMaskInterface.register("planted", eager_mask)
-    try:
+    ids = torch.randint(0, 97, (2, 20)) if ids is None else ids
+    with torch.no_grad(), registered(eager_mask, planted=function):
         model = llama("planted")
-        ids = torch.randint(0, 97, (2, 20)) if ids is None else ids
-        with torch.no_grad():
-            plain = model(ids, **arguments).logits
-            with regard.capture(model, verify=verify) as seen:
-                assert torch.equal(model(ids, **arguments).logits, plain)
-        return seen
-    finally:
-        del AttentionInterface._global_mapping["planted"], AttentionMaskInterface._global_mapping["planted"]
+        plain = model(ids, **arguments).logits
+        with regard.capture(model, verify=verify) as seen:
+            assert torch.equal(model(ids, **arguments).logits, plain)
+    return seen
 
 
-def test_a_function_that_does_as_it_is_told_is_certified():
-    seen = run(attention)
+@pytest.mark.parametrize(
+    ("function", "mask"), [(attention, "causal"), (changed(attention_mask=lambda _: None), "full")]
+)
+def test_a_function_is_certified_with_the_mask_that_it_used(function, mask):
+    seen = run(function)
     assert seen.certificate.certified, str(seen.certificate)
-    assert str(seen[0].mask) == "causal"
-
-
-def test_a_function_that_drops_its_mask_has_the_map_without_it():
-    seen = run(changed(attention_mask=lambda _: None))
-    assert seen.certificate.certified, str(seen.certificate)
-    assert str(seen[0].mask) == "full"
+    assert str(seen[0].mask) == mask
 
 
 OFF = "off this layer's own attention output by"

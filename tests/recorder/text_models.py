@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 from regard.gpt import GPT, Config
-from tests.against.small_sizes import BERT, LLAMA
-from tests.against.test_capture_families import GPT2, T5, build
+from tests.against.small_sizes import BERT, GPT2, LLAMA
+from tests.against.test_capture_families import T5, build
 
 TEXTS = ["the cat sat on a mat and then it slept", "a mat sat", "then the cat slept"]
 LENGTHS = [len(text.split()) for text in TEXTS]

@@ -1,7 +1,6 @@
 """Contrast as the style sheets have it, in both themes: 4.5:1 for text, 3:1 for controls (WCAG 2.2, AA)."""
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -24,7 +23,7 @@ class Rule(NamedTuple):
     sheet: str
 
 
-def rules() -> Iterator[Rule]:
+def rules():
     """Every rule of every style sheet, those inside @media as well; forced colours are the system's."""
     for path in SHEETS:
         text = re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.DOTALL)
@@ -40,7 +39,7 @@ TOKENS = {
 }
 
 
-def colour(value: str, theme: str) -> str | None:
+def colour(value, theme):
     """The hexadecimal colour of a value in a theme, or None if it has none of its own."""
     if token := re.search(r"var\((--[a-z-]+)\)", value):
         return colour(TOKENS[token[1]], theme) if token[1] in TOKENS else None
@@ -50,28 +49,28 @@ def colour(value: str, theme: str) -> str | None:
     return literal[0] if literal else None
 
 
-def channels(colour: str) -> tuple[float, ...]:
+def channels(colour):
     return tuple(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
 
 
-def over(colour: str, ground: str) -> tuple[float, ...]:
+def over(colour, ground):
     """The channels of a colour, which may be translucent, on a ground."""
     alpha = int(colour[7:9], 16) / 255 if len(colour) > 7 else 1.0
     pairs = zip(channels(colour), channels(ground), strict=True)
     return tuple(alpha * above + (1 - alpha) * below for above, below in pairs)
 
 
-def luminance(channels: tuple[float, ...]) -> float:
+def luminance(channels):
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+def contrast(a, b):
     dark, light = sorted((luminance(a), luminance(b)))
     return (light + 0.05) / (dark + 0.05)
 
 
-def least_contrast(value: str, rule: Rule, theme: str) -> float:
+def least_contrast(value, rule, theme):
     """The least contrast of a colour with the ground that its rule sets, or with all grounds of the page."""
     own = colour(value, theme)
     assert own, f"{rule.sheet}, {rule.selector}: {value} is no colour that this test can read"
@@ -82,13 +81,13 @@ def least_contrast(value: str, rule: Rule, theme: str) -> float:
     return min(contrast(channels(own), below) for below in grounds)
 
 
-def border(rule: Rule) -> str | None:
+def border(rule):
     """What a rule says about a border's colour, if it says something."""
     value = rule.declarations.get("border-color") or rule.declarations.get("border", "")
     return value if colour(value, "light") else None
 
 
-def is_control(rule: Rule) -> bool:
+def is_control(rule):
     parts = {part.strip() for part in rule.selector.split(",")}
     if parts & FIELDS or ":hover" in rule.selector:
         return True
@@ -96,7 +95,7 @@ def is_control(rule: Rule) -> bool:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_can_be_read(theme: str) -> None:
+def test_text_can_be_read(theme):
     faint = {}
     texts = [(rule, name) for rule in rules() for name in ("color", "fill") if name in rule.declarations]
     for rule, name in texts:
@@ -112,7 +111,7 @@ def test_text_can_be_read(theme: str) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_controls_can_be_seen(theme: str) -> None:
+def test_controls_can_be_seen(theme):
     bordered = [(rule, value) for rule in rules() if is_control(rule) and (value := border(rule))]
     assert {part.strip() for rule, _ in bordered for part in rule.selector.split(",")} >= FIELDS | {".button"}
     ratios = {f"{rule.sheet} {rule.selector}": least_contrast(value, rule, theme) for rule, value in bordered}
@@ -121,11 +120,11 @@ def test_controls_can_be_seen(theme: str) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("token", GRAPHICS)
-def test_bars_lines_and_focus_rings_can_be_seen(token: str, theme: str) -> None:
+def test_bars_lines_and_focus_rings_can_be_seen(token, theme):
     assert least_contrast(f"var({token})", Rule("", {}, "theme.css"), theme) >= CONTROL
 
 
-def test_the_definition_of_contrast() -> None:
+def test_the_definition_of_contrast():
     white, black, grey = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), channels("#767676")
     assert contrast(white, black) == pytest.approx(21)
     assert contrast(grey, white) == pytest.approx(4.54, abs=0.005)  # the known least grey on white

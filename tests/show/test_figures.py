@@ -26,25 +26,25 @@ from tests.sampling import share
 TOKENS = ["The", " sea", " was", "\n", "$5"]
 
 
-def a_map(T: int = 5, S: int | None = None, heads: int | None = None) -> regard.AttentionMap:
+def a_map(T=5, S=None, heads=None):
     lead = () if heads is None else (1, heads)
     q, k = torch.randn(*lead, T, 8), torch.randn(*lead, S or T, 8)
     return regard.attention_map(2 * q, k, mask=regard.causal)
 
 
-def seen(*, problem: str | None = None, heads: tuple[int, ...] = (0, 1), T: int = 5) -> Capture:
+def seen(*, problem=None, heads=(0, 1), T=5):
     m = a_map(T, heads=len(heads))
     evidence = Evidence(1e-7, 1e-6, 1e-7, T, T, "causal", m.scale, problem=problem)
     tokens = [TOKENS if T == 5 else [f"t{i}" for i in range(T)]]
     return Capture([Layer(3, "h.3.attn", "", m, evidence, heads)], "a $model$", None, tokens)
 
 
-def words(drawn: Figure) -> str:
+def words(drawn):
     drawn.canvas.draw()
     return "\n".join(text.get_text() for text in drawn.findobj(lambda x: hasattr(x, "get_text")))
 
 
-def test_a_small_map_has_its_tokens_and_a_number_in_each_cell_that_can_be_seen() -> None:
+def test_a_small_map_has_its_tokens_and_a_number_in_each_cell_that_can_be_seen():
     m = a_map()
     ax = plot(m, TOKENS).axes[0]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("key (attended to)", "query")
@@ -59,7 +59,7 @@ def test_a_small_map_has_its_tokens_and_a_number_in_each_cell_that_can_be_seen()
         assert text.get_color() == ink(float(dense[i, j] / end))
 
 
-def test_a_longer_map_has_all_its_tokens_and_no_numbers() -> None:
+def test_a_longer_map_has_all_its_tokens_and_no_numbers():
     drawn = plot(a_map(40), [f"t{i}" for i in range(40)])
     ax = drawn.axes[0]
     assert [x.get_text() for x in ax.get_xticklabels()] == [f"t{i}" for i in range(40)]
@@ -71,7 +71,7 @@ def test_a_longer_map_has_all_its_tokens_and_no_numbers() -> None:
 
 
 @pytest.mark.parametrize("reduce", ["mass", "max"])
-def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_map_is_pooled_exactly_and_never_dense(reduce, monkeypatch):
     T = 3 * MOST_CELLS
     m = a_map(T)
     expected = m.pool(MOST_CELLS, MOST_CELLS, reduce)
@@ -84,21 +84,21 @@ def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: 
     assert labels[-1] == f"{T - 3:,} t{T - 3}"
 
 
-def test_queries_stand_at_the_end_of_the_keys_or_have_tokens_of_their_own() -> None:
+def test_queries_stand_at_the_end_of_the_keys_or_have_tokens_of_their_own():
     ax = plot(a_map(2, 5), TOKENS).axes[0]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["↵", "$5"]
     ax = plot(a_map(2, 5), TOKENS, query_tokens=["x", "y"]).axes[0]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["x", "y"]
 
 
-def test_a_log_scale_tells_small_weights_apart() -> None:
+def test_a_log_scale_tells_small_weights_apart():
     weights = torch.tensor([[0.9, 0.1, 1e-3, 0.0]])
     linear, log = (plot(weights, scale=scale).axes[0].collections[0] for scale in ("linear", "log"))
     assert [float(log.norm(x)) for x in (1.0, 1e-2, 0.0)] == pytest.approx([1, 0, 0], abs=1e-6)
     assert float(log.norm(0.1)) > 0.4 > float(linear.norm(0.1))
 
 
-def test_the_boundary_is_a_line_on_both_axes() -> None:
+def test_the_boundary_is_a_line_on_both_axes():
     ax = plot(a_map(40), boundary=30).axes[0]
     lines = [line for line in ax.lines if line.get_gid() == "boundary"]
     assert sorted((set(line.get_xdata()), set(line.get_ydata())) == ({29.5}, {0, 1}) for line in lines) == [
@@ -109,7 +109,7 @@ def test_the_boundary_is_a_line_on_both_axes() -> None:
     assert "generated" in ax.texts[0].get_text()
 
 
-def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() -> None:
+def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says():
     drawn = figure(seen(heads=(4, 7)), 3, 7)
     text = words(drawn)
     assert "a $model$: layer 3, head 7" in text
@@ -126,7 +126,7 @@ def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() ->
     assert [ax.get_title(loc="left") for ax in gallery.axes] == ["head 4", "head 7"]
 
 
-def test_a_decoder_that_looks_at_an_encoder_has_the_tokens_of_both() -> None:
+def test_a_decoder_that_looks_at_an_encoder_has_the_tokens_of_both():
     m = regard.attention_map(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
     evidence = Evidence(1e-7, 1e-6, 1e-7, 3, 3, "full", m.scale)
     capture = Capture([Layer(0, "cross", "cross", m, evidence, (0, 1))], "both", None, [TOKENS])
@@ -136,7 +136,7 @@ def test_a_decoder_that_looks_at_an_encoder_has_the_tokens_of_both() -> None:
     assert [label.get_text() for label in ax.get_xticklabels()][1] == "·sea"
 
 
-def test_what_is_not_certified_says_so_in_the_figure() -> None:
+def test_what_is_not_certified_says_so_in_the_figure():
     drawn = figure(seen(problem="its scale is not known"), 3, 0)
     (warning,) = [text for text in drawn.texts if text.get_text().startswith("Not certified")]
     assert warning.get_text() == "Not certified: its scale is not known."
@@ -144,7 +144,7 @@ def test_what_is_not_certified_says_so_in_the_figure() -> None:
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_it_saves_as(kind: str, begins: bytes) -> None:
+def test_it_saves_as(kind, begins):
     file = io.BytesIO()
     figure(seen(), 3, 1).savefig(file, format=kind)
     assert file.getvalue().startswith(begins)
@@ -164,7 +164,7 @@ test_what_cannot_be_drawn_is_said = refused(
 )
 
 
-def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:
+def test_a_difference_has_diverging_colours_that_are_symmetrical():
     a, b = a_map(), a_map()
     ax = plot(a - b, TOKENS).axes[0]
     image, dense = ax.collections[0], (a - b).to_dense()
@@ -183,13 +183,12 @@ def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:
 
 
 @pytest.mark.parametrize("scale", share(["linear", "log"], 2))
-def test_signed_maps_are_pooled_and_named(scale: str) -> None:
+def test_signed_maps_are_pooled_and_named(scale):
     m = a_map(700)
     u = torch.linspace(-1, 1, 700)
-    drawn = plot(m.weighted(u), scale=scale)  # type: ignore[arg-type]
+    drawn = plot(m.weighted(u), scale=scale)
     image = drawn.axes[0].images[0]
     expected = m.weighted(u).pool(MOST_CELLS, MOST_CELLS)
-    assert isinstance(expected, torch.Tensor)
     assert torch.allclose(torch.tensor(image.get_array().filled(0.0)), expected, atol=1e-6)
     assert float(image.norm(0.0)) == pytest.approx(0.5)
     assert "weight × factor of the key, summed over keys" in words(drawn)
@@ -198,7 +197,7 @@ def test_signed_maps_are_pooled_and_named(scale: str) -> None:
     assert positive.norm.vmin == 0  # nothing is below 0, so nothing diverges
 
 
-def test_a_capture_is_drawn_against_another() -> None:
+def test_a_capture_is_drawn_against_another():
     a, b = seen(), seen(problem="the map is not the model's")
     drawn = figure(a, 3, 1, against=b)
     dense = (a[3, 1] - b[3, 1]).to_dense()[0]
@@ -212,7 +211,7 @@ def test_a_capture_is_drawn_against_another() -> None:
         figure(a, 3, 1, against=seen(T=9))
 
 
-def test_a_figure_is_drawn_once_in_a_notebook_and_its_files_hold_text() -> None:
+def test_a_figure_is_drawn_once_in_a_notebook_and_its_files_hold_text():
     for drawn in (figure(seen(), 3, 1), figure(seen(), 3), plot(a_map(), TOKENS), regard.causal.plot(4)):
         assert plt.get_fignums() == []  # pyplot would draw what it still holds a second time
         svg, pdf = io.StringIO(), io.BytesIO()
@@ -223,12 +222,11 @@ def test_a_figure_is_drawn_once_in_a_notebook_and_its_files_hold_text() -> None:
 
 
 @pytest.mark.parametrize("T", share([325, 40, 600], 3))
-def test_colours_and_their_end_are_the_page_s(T: int) -> None:
+def test_colours_and_their_end_are_the_page_s(T):
     web = Path(regard.__file__).parent / "show" / "web"
     m = a_map(T)
     edges, _ = overview_edges((T, T))
     values = m.pool(edges, edges)
-    assert isinstance(values, torch.Tensor)
     visible = values[torch.ones(len(values), len(values)).tril() > 0]
     script = (
         f'import {{ ramp }} from "{web.as_uri()}/parts/colours.js";'
@@ -252,19 +250,19 @@ def test_colours_and_their_end_are_the_page_s(T: int) -> None:
         assert abs(own - torch.tensor(colours).numpy()).max() < 8
 
 
-def drawn(m: regard.AttentionMap, **options: object) -> list[str]:
+def drawn(m, **options):
     file = io.StringIO()
     print_map(Console(file=file, width=80, **options), m)
     return file.getvalue().splitlines()
 
 
-def first_and_previous(T: int) -> regard.AttentionMap:
+def first_and_previous(T):
     q = torch.zeros(T, T + 1)
     q[range(T), range(T)] = q[range(1, T), range(T - 1)] = 9.0
     return regard.attention_map(q, torch.eye(T, T + 1), mask=regard.causal, scale=1.0)
 
 
-def test_shades_where_there_is_no_colour() -> None:
+def test_shades_where_there_is_no_colour():
     lines = drawn(first_and_previous(8))
     assert len(lines) == 4
     assert all(len(line) <= 8 for line in lines)
@@ -273,7 +271,7 @@ def test_shades_where_there_is_no_colour() -> None:
     assert lines[3].rstrip().endswith("█")
 
 
-def test_two_rows_a_line_in_colour_and_a_long_map_is_pooled() -> None:
+def test_two_rows_a_line_in_colour_and_a_long_map_is_pooled():
     lines = drawn(first_and_previous(300), force_terminal=True, color_system="truecolor")
     assert len(lines) == 32
     assert all(line.count("▀") == 64 for line in lines)

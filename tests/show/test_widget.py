@@ -5,10 +5,7 @@ import subprocess
 import sys
 import types
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ import torch
 from regard.recorder import Capture
 from regard.show import viewer
 from regard.show.saved.bundle import notebook_page
-from regard.show.server.jobs import ReportProgress
 from regard.show.widget import widget
 from tests.captures import captured
 from tests.notebook_cell import Cell
@@ -25,24 +21,24 @@ from tests.patience import HANGING
 
 
 @pytest.fixture
-def seen() -> Capture:
+def seen():
     return captured(12)
 
 
 @pytest.fixture
-def cell(seen: Capture) -> Iterator[Cell]:
+def cell(seen):
     made = Cell(widget(seen))
     yield made
     made.widget.close()
 
 
-def test_numbers_come_through_the_comm(cell: Cell, seen: Capture) -> None:
+def test_numbers_come_through_the_comm(cell, seen):
     assert json.loads(cell.ask("meta"))["model"] == "random"
     row = np.frombuffer(cell.ask("row", text="0", layer="1", head="2", row="7"), "<f4")
     torch.testing.assert_close(torch.from_numpy(row.copy()), seen.layers[1].map[0, 2, 7].float())
 
 
-def test_the_page_comes_on_demand_and_is_no_part_of_the_state(cell: Cell) -> None:
+def test_the_page_comes_on_demand_and_is_no_part_of_the_state(cell):
     cell.send("page")
     message, buffers = cell.receive()
     assert message["kind"] == "answer"
@@ -59,19 +55,17 @@ def test_the_page_comes_on_demand_and_is_no_part_of_the_state(cell: Cell) -> Non
         ({"kind": "job", "name": "format", "body": {}}, "there is no job"),
     ],
 )
-def test_a_wrong_request_is_answered_with_a_sentence(
-    cell: Cell, request_: dict[str, Any], sentence: str
-) -> None:
+def test_a_wrong_request_is_answered_with_a_sentence(cell, request_, sentence):
     cell.tell({"method": "custom", "content": {"id": "1", **request_}})
     message, _ = cell.receive()
     assert message["kind"] == "error"
     assert sentence in message["error"]
 
 
-def test_a_job_sends_its_lines_and_stops_when_it_is_told_to(seen: Capture) -> None:
-    begun: SimpleQueue[ReportProgress] = SimpleQueue()
+def test_a_job_sends_its_lines_and_stops_when_it_is_told_to(seen):
+    begun = SimpleQueue()
 
-    def read(text: str, report: ReportProgress) -> Capture:
+    def read(text, report):
         if text == "long":
             begun.put(report)
             while True:
@@ -93,7 +87,7 @@ def test_a_job_sends_its_lines_and_stops_when_it_is_told_to(seen: Capture) -> No
     cell.widget.close()
 
 
-def test_what_is_asked_of_a_removed_text_is_answered_as_removed(seen: Capture) -> None:
+def test_what_is_asked_of_a_removed_text_is_answered_as_removed(seen):
     cell = Cell(widget(seen, read=lambda text, report: captured(3)))
     for number, (name, body) in enumerate([("capture", {"text": "one two"}), ("remove", {"text": 1})]):
         cell.send("job", str(number), name=name, body=body)
@@ -104,13 +98,13 @@ def test_what_is_asked_of_a_removed_text_is_answered_as_removed(seen: Capture) -
     cell.widget.close()
 
 
-def test_the_selection_is_set_in_python_and_told_to_the_page(cell: Cell) -> None:
+def test_the_selection_is_set_in_python_and_told_to_the_page(cell):
     cell.widget.head = (1, 3)
     cell.widget.cell = (7, 2)
     assert cell.comm.states == [{"head": (1, 3)}, {"cell": (7, 2)}]
 
 
-def test_the_selection_of_the_page_is_observed_in_python(cell: Cell) -> None:
+def test_the_selection_of_the_page_is_observed_in_python(cell):
     seen = []
     cell.widget.observe(lambda change: seen.append((change.name, change.new)), ["head", "cell", "view"])
     cell.tell({"method": "update", "state": {"head": ["0", 2], "cell": [5, None], "view": "text"}})
@@ -130,9 +124,7 @@ def test_the_selection_of_the_page_is_observed_in_python(cell: Cell) -> None:
         ("text", 4, "4"),
     ],
 )
-def test_a_selection_that_does_not_exist_is_refused(
-    cell: Cell, name: str, value: object, sentence: str
-) -> None:
+def test_a_selection_that_does_not_exist_is_refused(cell, name, value, sentence):
     before = cell.widget.head, cell.widget.cell, cell.widget.text
     with pytest.raises(ValueError, match=sentence):
         setattr(cell.widget, name, value)
@@ -142,7 +134,7 @@ def test_a_selection_that_does_not_exist_is_refused(
 
 
 @pytest.mark.at_length("test_numbers_come_through_the_comm")
-def test_answers_need_no_web_server() -> None:
+def test_answers_need_no_web_server():
     """A widget answers where the extra `app` is not installed."""
     program = (
         "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None; "
@@ -151,7 +143,7 @@ def test_answers_need_no_web_server() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_page_is_served_until_it_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_served_until_it_is_closed(capsys):
     seen = captured(8)
     running = seen.show(open=False, block=False)
     assert running.address in capsys.readouterr().err
@@ -164,8 +156,8 @@ def test_a_page_is_served_until_it_is_closed(capsys: pytest.CaptureFixture[str])
     viewer._servers.remove(running)
 
 
-def test_the_browser_is_opened_only_where_there_is_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
+def test_the_browser_is_opened_only_where_there_is_a_screen(monkeypatch):
+    opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
@@ -178,7 +170,7 @@ def test_the_browser_is_opened_only_where_there_is_a_screen(monkeypatch: pytest.
 
 
 @pytest.fixture
-def in_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_notebook(monkeypatch):
     shell = types.SimpleNamespace(kernel=object())
     # Matplotlib asks for the version when a process draws for the first time.
     ipython = types.SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0))
@@ -186,9 +178,7 @@ def in_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_notebook")
-def test_in_a_notebook_show_is_the_page_and_a_large_one_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_a_notebook_show_is_the_page_and_a_large_one_says_what_to_do(monkeypatch):
     seen = captured(8, model="<b>bold</b>")
     small = seen.show()._repr_mimebundle_()["text/html"]
     outside, _, frame = small.partition("<iframe")
@@ -205,7 +195,7 @@ def test_in_a_notebook_show_is_the_page_and_a_large_one_says_what_to_do(
     assert "nothing yet" in viewer.InlinePage(Capture())._repr_mimebundle_()["text/html"]
 
 
-def test_save_writes_a_page(tmp_path: Path) -> None:
+def test_save_writes_a_page(tmp_path):
     captured(8).to_html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
     with pytest.raises(FileNotFoundError, match="make it first"):

@@ -1,7 +1,5 @@
 """The runs of a model that are judged: its inputs given and padded, forward and `generate`."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import time

@@ -4,8 +4,6 @@ A module that only mixes because its children do is left out. What is felt at no
 convolutions inside it see is a convolution: its weights do not depend on the text, and are no attention.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import Any

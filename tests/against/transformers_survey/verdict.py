@@ -1,7 +1,5 @@
 """Outcomes: what the survey says of a run, of a class and of a model type."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 EQUAL = "equal and certified"

@@ -2,20 +2,16 @@
 
 import os
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from regard.gpt import Config
-from regard.gpt.training.corpus import Corpus, prepare
+from regard.gpt.training.corpus import prepare
 from regard.gpt.training.history import read_metrics
 from regard.gpt.training.settings import TrainingSettings
-from regard.gpt.training.train import TrainingResult, train
+from regard.gpt.training.train import train
 from tests import forks
 
 CONTEXT = 8
@@ -30,7 +26,7 @@ SETTINGS = TrainingSettings(
 )
 
 
-def text(length: int = 3000) -> str:
+def text(length=3000):
     """Sentences of a small grammar, the same every time."""
     draw = random.Random(0)
     words = ["the", "a", "cat", "dog", "sees", "hears", "one", "small", "old", "and"]
@@ -38,12 +34,12 @@ def text(length: int = 3000) -> str:
 
 
 @cache
-def corpus() -> Corpus:
+def corpus():
     return prepare(text(), CONTEXT)
 
 
-def config(**changes: Any) -> Config:
-    sizes: dict[str, Any] = {
+def config(**changes):
+    sizes = {
         "context_length": CONTEXT,
         "num_layers": 2,
         "num_heads": 2,
@@ -53,9 +49,7 @@ def config(**changes: Any) -> Config:
     return Config(vocab_size=corpus().vocab_size, **sizes | changes)
 
 
-def run(
-    folder: Path, resume: bool = False, settings: TrainingSettings = SETTINGS, **changes: Any
-) -> TrainingResult:
+def run(folder, resume=False, settings=SETTINGS, **changes):
     torch.set_num_threads(1)
     # Where bfloat16 fails in oneDNN, PyTorch leaves oneDNN for the rest of the process, and bits differ then.
     before = torch._C._get_mkldnn_enabled()
@@ -66,18 +60,18 @@ def run(
         torch._C._set_mkldnn_enabled(before)
 
 
-def losses(folder: Path) -> list[tuple[int, float]]:
+def losses(folder):
     """The loss of every step, and every validation loss, in the order of the history."""
     lines = read_metrics(folder)
     return [(line["step"], line["loss"] if "loss" in line else line["validation"]) for line in lines]
 
 
-def in_another_process(folder: Path, resume: bool = True) -> BaseProcess:
+def in_another_process(folder, resume=True):
     """The run, begun or resumed in a process of its own."""
     return started(run, folder, resume)
 
 
-def as_rank(rank: int, port: int, folder: Path) -> None:
+def as_rank(rank, port, folder):
     """A run of half the batch as one of two ranks, in the environment that `torchrun` sets."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ |= {name: str(number) for name, number in names.items()}
@@ -85,7 +79,7 @@ def as_rank(rank: int, port: int, folder: Path) -> None:
     run(folder, settings=replace(SETTINGS, steps=20, batch_size=2), dropout=0.0)
 
 
-def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
+def started(target, *args):
     """A process for a function, forked from the server that has imported PyTorch."""
     process = forks.context().Process(target=target, args=args)
     process.start()

@@ -2,8 +2,6 @@
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,8 +24,8 @@ from regard.heads import HeadScores
 from regard.support.files import RunFileError
 
 
-def write_heads(folder: Path, steps: list[int], *, tail: str = "", heads: int = 2) -> Path:
-    def table(step: int) -> dict[str, Any]:
+def write_heads(folder, steps, *, tail="", heads=2):
+    def table(step):
         return {"induction": {"heads": [[step / 1000] * heads, [float("nan")] * heads], "null": 0.1}}
 
     lines = [json.dumps({"step": step, "text": table(step), "repeats": table(step)}) for step in steps]
@@ -35,7 +33,7 @@ def write_heads(folder: Path, steps: list[int], *, tail: str = "", heads: int = 
     return folder
 
 
-def append_run(folder: Path, steps: list[int]) -> list[dict[str, Any]]:
+def append_run(folder, steps):
     """Write steps with an evaluation each, of two layers of three heads; return the tables of scores."""
     tables = []
     for step in steps:
@@ -49,7 +47,7 @@ def append_run(folder: Path, steps: list[int]) -> list[dict[str, Any]]:
     return tables
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_what_is_written_is_read(tmp_path):
     assert not history.has_history(tmp_path)
     tables = append_run(tmp_path, [0, 10, 20])
     assert history.has_history(tmp_path)
@@ -67,7 +65,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[0] == first | {"tokens_per_second": 1234, "seconds": 0.0}
 
 
-def test_truncating_removes_what_came_after_a_checkpoint(tmp_path: Path) -> None:
+def test_truncating_removes_what_came_after_a_checkpoint(tmp_path):
     append_run(tmp_path, [0, 10])
     lengths = history.sizes(tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in (METRICS_FILE, HEADS_FILE)}
@@ -80,7 +78,7 @@ def test_truncating_removes_what_came_after_a_checkpoint(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", [METRICS_FILE, HEADS_FILE])
-def test_a_history_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
+def test_a_history_that_was_cut_off_is_named(tmp_path, name):
     append_run(tmp_path, [0, 10])
     lengths = history.sizes(tmp_path)
     data = (tmp_path / name).read_bytes()
@@ -93,7 +91,7 @@ def test_a_history_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
         history.check(tmp_path, lengths)
 
 
-def test_nan_is_none_and_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
+def test_nan_is_none_and_an_incomplete_last_line_is_left_out(tmp_path):
     run = read_run(write_heads(tmp_path, [0, 10, 5], tail='{"step": 20, "te'))
     assert run["steps"] == [0, 5, 10]
     assert run["text"]["induction"]["heads"][1] == [[0.005, 0.005], [None, None]]
@@ -101,14 +99,14 @@ def test_nan_is_none_and_an_incomplete_last_line_is_left_out(tmp_path: Path) -> 
     assert run["loss"] == {"steps": [], "values": []}
 
 
-def test_a_long_run_is_thinned_with_its_ends_kept(tmp_path: Path) -> None:
+def test_a_long_run_is_thinned_with_its_ends_kept(tmp_path):
     run = read_run(write_heads(tmp_path, list(range(0, 3000, 10))))
     assert len(run["steps"]) == MAX_EVALUATIONS
     assert (run["steps"][0], run["steps"][-1]) == (0, 2990)
     assert run["steps"] == sorted(set(run["steps"]))
 
 
-def test_the_losses_are_means_that_keep_the_mean(tmp_path: Path) -> None:
+def test_the_losses_are_means_that_keep_the_mean(tmp_path):
     write_heads(tmp_path, [0])
     losses = [{"step": step, "loss": float(step % 7)} for step in range(1, 1025)]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in losses))
@@ -117,7 +115,7 @@ def test_the_losses_are_means_that_keep_the_mean(tmp_path: Path) -> None:
     assert sum(loss["values"]) / MAX_LOSSES == pytest.approx(sum(line["loss"] for line in losses) / 1024)
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"run: expected a folder that `regard train` wrote, with heads.jsonl"
     ):
@@ -142,7 +140,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ({METRICS_FILE: {"bytes": 1 << 60}, HEADS_FILE: {}}, "is damaged: expected at least"),
     ],
 )
-def test_a_checkpoint_names_no_other_file_than_its_history(tmp_path: Path, marks: dict, says: str) -> None:
+def test_a_checkpoint_names_no_other_file_than_its_history(tmp_path, marks, says):
     """A checkpoint of someone else may say anything, and what it names is truncated later."""
     write_heads(tmp_path, [0])
     (tmp_path / METRICS_FILE).write_text("")
@@ -151,14 +149,14 @@ def test_a_checkpoint_names_no_other_file_than_its_history(tmp_path: Path, marks
 
 
 @pytest.mark.parametrize("line", ['{"step": "1"}', '{"step": 1, "loss": "low"}', "[1]"])
-def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
+def test_a_line_of_another_kind_is_named(tmp_path, line):
     write_heads(tmp_path, [0])
     (tmp_path / METRICS_FILE).write_text(f"{line}\n")
     with pytest.raises(RunFileError, match=r"metrics\.jsonl"):
         read_run(tmp_path)
 
 
-def trained(seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+def trained(seed):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4, bias=False))
     optimizers = make_optimizers(model)
@@ -170,18 +168,17 @@ def trained(seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     return model, optimizers
 
 
-def make_optimizers(model: nn.Sequential) -> list[torch.optim.Optimizer]:
+def make_optimizers(model):
     by_adamw = [*model[0].parameters(), *model[1].parameters()]
     return [adamw(by_adamw, weight_decay=0.1, betas=(0.9, 0.99)), Muon(list(model[2].parameters()))]
 
 
-def load(folder: Path) -> checkpoints.Checkpoint:
+def load(folder):
     checkpoint = checkpoints.load(folder)
-    assert checkpoint is not None
     return checkpoint
 
 
-def test_a_round_trip_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_round_trip_goes_on_as_if_nothing_had_happened(tmp_path):
     model, optimizers = trained(0)
     checkpoints.save(tmp_path, model, optimizers, {"step": 3, "best": 1.25})
     again, its = trained(1)
@@ -198,7 +195,7 @@ def test_a_round_trip_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, -1])
-def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, keep: int) -> None:
+def test_a_file_that_was_cut_off_is_refused(tmp_path, keep):
     checkpoints.save(tmp_path, *trained(0), {"step": 3})
     path = tmp_path / checkpoints.FILE
     path.write_bytes(path.read_bytes()[:keep])
@@ -206,7 +203,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, keep: int) -> None:
         checkpoints.load(tmp_path)
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_named(tmp_path):
     checkpoints.save(tmp_path, *trained(0), {})
     tensors = load(tmp_path).tensors
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(4, 4, bias=False))
@@ -214,13 +211,13 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         checkpoints.restore(tensors, model, make_optimizers(model))
 
 
-def test_a_folder_that_is_gone_is_an_oserror(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_an_oserror(tmp_path):
     with pytest.raises(OSError, match=r"cannot write a checkpoint to .*gone"):
         checkpoints.save(tmp_path / "gone", *trained(0), {})
 
 
 @pytest.mark.parametrize("header_bytes", [(1 << 40) - 8, None])
-def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path: Path, header_bytes: int | None) -> None:
+def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path, header_bytes):
     header = b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'"}}'
     path = tmp_path / checkpoints.FILE
     path.write_bytes((header_bytes or len(header)).to_bytes(8, "little") + header)
@@ -232,13 +229,13 @@ def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path: Path, header_b
 TEXT = "".join(chr(97 + i * i % 26) + (" " if i % 5 == 0 else "") for i in range(1000))
 
 
-def test_targets_are_the_next_tokens() -> None:
+def test_targets_are_the_next_tokens():
     inputs, targets = prepare(TEXT, 8).training_batch(0, 0, 6, slice(None))
     assert inputs.shape == targets.shape == (6, 8)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_the_order_depends_on_seed_and_step_alone() -> None:
+def test_the_order_depends_on_seed_and_step_alone():
     one, two = prepare(TEXT, 8), prepare(TEXT, 8)
     two.training_batch(3, 7, 4, slice(None))  # what was drawn before does not matter
     assert torch.equal(
@@ -250,14 +247,14 @@ def test_the_order_depends_on_seed_and_step_alone() -> None:
         )
 
 
-def test_validation_reads_every_token_once() -> None:
+def test_validation_reads_every_token_once():
     corpus = prepare(TEXT, 8)
     seen = torch.cat([targets for _, targets in corpus.validation_batches(10**9, 5, slice(None))]).flatten()
     assert torch.equal(seen, corpus.validation[1 : 1 + len(seen)].long())
     assert len(corpus.validation) - 1 - len(seen) < 8
 
 
-def test_validation_of_fewer_tokens_is_spread_out() -> None:
+def test_validation_of_fewer_tokens_is_spread_out():
     corpus = prepare(TEXT, 8)
     corpus.validation[:] = torch.arange(len(corpus.validation)).clamp(max=corpus.vocab_size - 1)
     first = torch.cat([inputs for inputs, _ in corpus.validation_batches(3 * 8, 5, slice(None))])
@@ -266,7 +263,7 @@ def test_validation_of_fewer_tokens_is_spread_out() -> None:
     assert torch.equal(torch.cat([parts[0], parts[2], parts[1]]), first)
 
 
-def test_an_empty_text() -> None:
+def test_an_empty_text():
     with pytest.raises(ValueError, match="corpus: expected text, got an empty string"):
         prepare("", 8)
 
@@ -279,22 +276,20 @@ def test_an_empty_text() -> None:
         (b"text and \0 zero", "contains zero bytes"),
     ],
 )
-def test_bad_files(tmp_path: Path, data: bytes, message: str) -> None:
+def test_bad_files(tmp_path, data, message):
     path = tmp_path / "book.txt"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=message):
         read(path)
 
 
-def test_a_mark_at_the_start_is_no_text(tmp_path: Path) -> None:
+def test_a_mark_at_the_start_is_no_text(tmp_path):
     path = tmp_path / "book.txt"
     path.write_bytes("\ufefftext".encode())
     assert read(path) == "text"
 
 
-def test_the_library_is_read_in_the_order_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_library_is_read_in_the_order_of_its_files(tmp_path, monkeypatch):
     for name in ("zoo.py", "ant.py", "tests/ant.py", "cat/fish.py", "cat/dog.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'"""Of {name}."""')

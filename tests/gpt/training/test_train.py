@@ -11,11 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,25 +32,25 @@ from tests.sampling import share
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory):
     """The folder of a run that was not stopped."""
     folder = tmp_path_factory.mktemp("train") / "undisturbed"
     to_its_end(folder, resume=False)
     return folder
 
 
-def to_its_end(folder: Path, resume: bool = True) -> None:
+def to_its_end(folder, resume=True):
     """Run to the end in a process of its own, as the killed runs do: only equal processes give equal bits."""
     process = in_another_process(folder, resume)
     process.join()
     assert process.exitcode == 0
 
 
-def test_a_monitor_reads_the_steps_that_are_due_and_no_loss_changes(tmp_path: Path) -> None:
+def test_a_monitor_reads_the_steps_that_are_due_and_no_loss_changes(tmp_path):
     settings = replace(SETTINGS, steps=12)
-    made: list[regard.Monitor] = []
+    made = []
 
-    def watch(model: GPT) -> regard.Monitor:
+    def watch(model):
         made.append(regard.Monitor(model, every=5, rows=4, quiet=True))
         return made[-1]
 
@@ -64,21 +60,20 @@ def test_a_monitor_reads_the_steps_that_are_due_and_no_loss_changes(tmp_path: Pa
     assert losses(tmp_path / "alone") == losses(tmp_path / "watched")
 
 
-def tensors(folder: Path) -> bytes:
+def tensors(folder):
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_a_run_learns_and_leaves_a_model(undisturbed: Path) -> None:
+def test_a_run_learns_and_leaves_a_model(undisturbed):
     by_step = dict(losses(undisturbed))
     assert by_step[SETTINGS.steps] < by_step[0] - 0.5
     assert [step for step, _ in losses(undisturbed)] == sorted([*range(31), 15, 30])
     model = GPT.from_pretrained(undisturbed)
     assert model.config == config()
-    assert model.tokenizer is not None
     assert model.generate("the c", max_new_tokens=3).startswith("the c")
 
 
-def test_the_model_in_the_folder_has_the_best_validation_loss(undisturbed: Path) -> None:
+def test_the_model_in_the_folder_has_the_best_validation_loss(undisturbed):
     best = min(line["validation"] for line in read_metrics(undisturbed) if "validation" in line)
     model, batch_losses = GPT.from_pretrained(undisturbed).eval(), []
     for inputs, targets in corpus().validation_batches(
@@ -89,7 +84,7 @@ def test_the_model_in_the_folder_has_the_best_validation_loss(undisturbed: Path)
     assert sum(batch_losses) / len(batch_losses) == pytest.approx(best, rel=1e-6)
 
 
-def test_head_scores_are_recorded_at_each_evaluation(undisturbed: Path) -> None:
+def test_head_scores_are_recorded_at_each_evaluation(undisturbed):
     lines = [json.loads(line) for line in (undisturbed / HEADS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 15, 30]
     for line in lines:
@@ -105,7 +100,7 @@ def test_head_scores_are_recorded_at_each_evaluation(undisturbed: Path) -> None:
 KILLS = len(share(range(8), 2))  # `python -m tests.attack runs` has many more
 
 
-def test_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
+def test_kills_change_nothing(undisturbed, tmp_path):
     folder, draw = tmp_path / "killed", random.Random(1)
     kills, resumed_from = 0, set()
     while kills < KILLS:
@@ -124,7 +119,6 @@ def test_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
                 shutil.rmtree(folder)
         if (folder / "checkpoint.safetensors").exists():
             checkpoint = training_module.checkpoints.load(folder)  # always complete
-            assert checkpoint is not None
             resumed_from.add(checkpoint.state["step"])
     to_its_end(folder)
     assert losses(folder) == losses(undisturbed)
@@ -133,7 +127,7 @@ def test_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     assert not list(folder.glob(".*"))
 
 
-def wait_for_steps(process: BaseProcess, metrics: Path, steps: int) -> None:
+def wait_for_steps(process, metrics, steps):
     """Until a run has written as often as this, or has ended: kills then fall everywhere on any machine."""
     before = metrics.stat().st_size if metrics.exists() else 0
     while steps and process.is_alive():
@@ -143,11 +137,10 @@ def wait_for_steps(process: BaseProcess, metrics: Path, steps: int) -> None:
         before = now
 
 
-def test_a_damaged_history_is_refused_and_nothing_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_history_is_refused_and_nothing_is_changed(tmp_path, monkeypatch):
     folder = tmp_path / "damaged"
-    stop_after(monkeypatch, step=9, number=signal.SIGHUP)
+    # Twice, as `timeout` sends it.
+    at_step(monkeypatch, 9, lambda: [signal.raise_signal(signal.SIGHUP) for _ in range(2)])
     assert not run(folder).finished
     metrics = folder / METRICS_FILE
     metrics.write_text(metrics.read_text()[:-9])
@@ -157,20 +150,7 @@ def test_a_damaged_history_is_refused_and_nothing_is_changed(
     assert contents(folder) == before
 
 
-def stop_after(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
-    """Let a signal come at a step, twice, as `timeout` sends it."""
-    take_step = TrainingRun._take_step
-
-    def then_signal(self: TrainingRun, *rest: Any) -> None:
-        take_step(self, *rest)
-        if self.step == step:
-            signal.raise_signal(number)
-            signal.raise_signal(number)
-
-    patch.setattr(TrainingRun, "_take_step", then_signal)
-
-
-def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
     book = tmp_path / "book.txt"
     book.write_text(short_runs.text())
     sizes = ["--num-layers=1", "--num-heads=1", "--d-model=8", "--context-length=8", "--batch-size=2"]
@@ -189,7 +169,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path: Path) -> None:
     assert stderr.strip().endswith("--resume")
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
+def test_two_processes_train_as_one(tmp_path):
     """Half the batch each: the same windows, the same losses up to rounding."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -204,7 +184,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert [x for _, x in two] == pytest.approx([x for _, x in one], rel=1e-4)
 
 
-def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
+def test_accumulated_batches_are_one_large_batch(tmp_path):
     run(tmp_path / "large", settings=replace(SETTINGS, steps=5), dropout=0.0)
     run(
         tmp_path / "small",
@@ -215,7 +195,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
     assert [x for _, x in small] == pytest.approx([x for _, x in large], rel=1e-5)
 
 
-def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
+def test_a_folder_with_a_run_is_left_alone(undisturbed):
     before = contents(undisturbed)
     with pytest.raises(ValueError, match="holds a run at step 30: add --resume"):
         run(undisturbed)
@@ -231,7 +211,7 @@ def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
     assert contents(undisturbed) == before
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path: Path, undisturbed: Path) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path, undisturbed):
     """A limit on the size of a file stands for a disk without room: writing breaks off in the same way."""
     folder = tmp_path / "full"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -248,7 +228,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path: Path, undisturbed
     assert losses(folder) == losses(undisturbed)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     wild = replace(SETTINGS, learning_rate=1e30, min_learning_rate=0.0, warmup_steps=0, max_grad_norm=1e30)
     message = (
         r"loss became NaN or inf at step \d+\. Lower learning_rate and resume from the checkpoint of step \d+"
@@ -256,7 +236,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "run", settings=wild)
     checkpoint = training_module.checkpoints.load(tmp_path / "run")
-    assert checkpoint is not None
     assert all(x.isfinite().all() for x in checkpoint.tensors.values())
 
 
@@ -271,12 +250,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         ({"precision": "float8"}, "precision: expected 'auto', 'float32' or 'bfloat16'"),
     ],
 )
-def test_bad_settings(changes: dict[str, object], message: str) -> None:
+def test_bad_settings(changes, message):
     with pytest.raises(ValueError, match=message):
-        TrainingSettings(**changes)  # type: ignore[arg-type]
+        TrainingSettings(**changes)
 
 
-def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
+def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine():
     rates = [learning_rate(s, (s - 10) / 90, warmup=10, highest=1.0, lowest=0.1) for s in range(101)]
     assert rates[:10] == pytest.approx([(s + 1) / 11 for s in range(10)])
     assert rates[10] == 1.0
@@ -285,14 +264,12 @@ def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
-def test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits(tmp_path, monkeypatch):
     settings = replace(SETTINGS, optimizer="muon", steps=12, short_length=4, short_share=0.5)
-    lengths: list[int] = []
+    lengths = []
     windows = Corpus._windows
 
-    def recorded(own: Corpus, ids: torch.Tensor, starts: torch.Tensor, length: int) -> Any:
+    def recorded(own, ids, starts, length):
         lengths.append(length)
         return windows(own, ids, starts, length)
 
@@ -309,13 +286,13 @@ def test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits(
 
 
 @pytest.mark.parametrize("name", [METRICS_FILE, HEADS_FILE])
-def test_a_history_without_a_checkpoint_is_not_continued(tmp_path: Path, name: str) -> None:
+def test_a_history_without_a_checkpoint_is_not_continued(tmp_path, name):
     os.mkfifo(tmp_path / name)  # opening it to append would wait for a reader forever
     with pytest.raises(ValueError, match=f"holds {name} of another run but no checkpoint"):
         run(tmp_path)
 
 
-def test_files_of_others_are_left_alone_and_those_of_killed_saves_are_removed(tmp_path: Path) -> None:
+def test_files_of_others_are_left_alone_and_those_of_killed_saves_are_removed(tmp_path):
     others = [".notes.json.swp", ".old.safetensors.backup", ".config.json.swp"]
     folders = [".model.safetensors.ab3_x9zq", ".checkpoint.safetensors.ab3_x9zq"]
     for name in [".a.json.d", *folders]:
@@ -331,7 +308,7 @@ OVERSHOOTING = replace(SETTINGS, learning_rate=3.0, min_learning_rate=3.0, warmu
 """With such a learning rate the model of step 0 stays the best."""
 
 
-def model_files(folder: Path) -> dict[str, bytes]:
+def model_files(folder):
     return {name: (folder / name).read_bytes() for name in MODEL_FILES}
 
 
@@ -339,7 +316,7 @@ MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json")
 
 
 @pytest.fixture(scope="module")
-def overshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def overshot(tmp_path_factory):
     """The folder of a run whose model of step 0 is its best."""
     folder = tmp_path_factory.mktemp("train") / "overshot"
     best = run(folder, settings=OVERSHOOTING).best_loss
@@ -349,11 +326,11 @@ def overshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_live_run_refuses_a_second_and_has_its_model_at_its_end_though_it_is_deleted(
-    overshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    overshot, tmp_path, monkeypatch
+):
     folder, refused = tmp_path / "run", []
 
-    def start_a_second() -> None:
+    def start_a_second():
         for resume in (False, True):
             with pytest.raises(InUseError, match=r"out: .* is in use by process") as error:
                 run(folder, resume, settings=OVERSHOOTING)
@@ -368,11 +345,11 @@ def test_a_live_run_refuses_a_second_and_has_its_model_at_its_end_though_it_is_d
     assert not (folder / ".lock").exists()
 
 
-def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
+def at_step(patch, step, action):
     """Let something happen once, after a step."""
     take_step, happened = TrainingRun._take_step, []
 
-    def then_act(self: TrainingRun, *rest: Any) -> None:
+    def then_act(self, *rest):
         take_step(self, *rest)
         if self.step == step and not happened:
             happened.append(step)
@@ -381,5 +358,5 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) 
     patch.setattr(TrainingRun, "_take_step", then_act)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -5,8 +5,6 @@ from it, and the change of a logit is what the term contributed. Modules are nam
 are computed from their definitions.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from contextlib import contextmanager

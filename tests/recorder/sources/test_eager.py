@@ -15,7 +15,10 @@ B, T, H, D = 2, 7, 4, 5
 
 
 class Own(nn.Module):
-    """Somebody's attention: `attend(self, q, k, v)` returns the output and the weights, each (B, H, …)."""
+    """Somebody's attention by a function of itself, q, k and v, (B, H, T, D).
+
+    It returns the output, and beside it the weights if these are not `causal_weights`.
+    """
 
     def __init__(self, attend):
         super().__init__()
@@ -24,13 +27,20 @@ class Own(nn.Module):
         self.softmax, self.dropout = nn.Softmax(dim=-1), nn.Dropout(0.5)
         self.mix = nn.Parameter(torch.eye(H) + 0.1)
         self.temperature = nn.Parameter(torch.rand(H, 1, 1) + 0.5)
-        self.seen = None
+
+    def heads(self, x):
+        return [y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1)]
 
     def forward(self, x):
-        parts = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        output, weights = self.attend(self, *parts)
-        self.seen = weights.detach().clone()
+        result = self.attend(self, *self.heads(x))
+        output = result[0] if isinstance(result, tuple) else result
         return x + self.out(output.transpose(1, 2).flatten(2))
+
+    def weights(self, x):
+        """What a map of it should hold."""
+        q, k, v = self.heads(x)
+        result = self.attend(self, q, k, v)
+        return result[1] if isinstance(result, tuple) else causal_weights(q, k)
 
     def matmul_and_softmax(self):
         """The names by which the class is known to compute attention: `torch.matmul`, `torch.softmax`."""
@@ -46,8 +56,7 @@ def causal_weights(q, k):
 
 
 def plain(self, q, k, v):
-    weights = causal_weights(q, k)
-    return weights @ v, weights
+    return causal_weights(q, k) @ v
 
 
 def in_place(self, q, k, v):
@@ -55,33 +64,33 @@ def in_place(self, q, k, v):
     scores /= math.sqrt(D)
     scores += scores.new_zeros(1, 1, T, T).masked_fill_(hidden(), torch.finfo(scores.dtype).min)
     weights = functional.softmax(scores, dim=-1, dtype=torch.float32).type_as(v)
-    return torch.matmul(functional.dropout(weights, 0.5, training=self.training), v), weights
+    return torch.matmul(functional.dropout(weights, 0.5, training=self.training), v)
 
 
 def scaled_queries_and_where(self, q, k, v):
     scores = torch.matmul(q * D**-0.5, k.mT)
     weights = self.softmax(torch.where(~hidden(), scores, torch.tensor(-1e9)))
-    return torch.matmul(self.dropout(weights), v), weights
+    return torch.matmul(self.dropout(weights), v)
 
 
 def low_number(self, q, k, v):
     visible = (~hidden()).float()
     scores = (q @ k.mT).clamp(-5e4, 5e4) * D**-0.5 * visible - 1e4 * (1 - visible)
-    return scores.softmax(-1) @ v, scores.softmax(-1)
+    return scores.softmax(-1) @ v
 
 
 def einsum(self, q, k, v):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, T, H, D)
     scores = torch.einsum("b q h d, b k h d -> b h q k", q, k) / math.sqrt(D)
     weights = torch.softmax(scores.masked_fill(hidden(), -torch.inf), dim=3)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, v).transpose(1, 2), weights
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v).transpose(1, 2)
 
 
 def keys_before_the_batch(self, q, k, v):
     q, k, v = (x.permute(2, 0, 1, 3) for x in (q, k, v))  # (T, B, H, D)
     scores = torch.einsum("ibnd,jbnd->ijbn", q, k) * D**-0.5
     weights = torch.softmax(scores - 1e30 * hidden().float()[:, :, None, None], dim=1)
-    return torch.einsum("ijbn,jbnd->ibnd", weights, v).permute(1, 2, 0, 3), weights.permute(2, 3, 0, 1)
+    return torch.einsum("ijbn,jbnd->ibnd", weights, v).permute(1, 2, 0, 3)
 
 
 def flat_batches(self, q, k, v):
@@ -94,7 +103,7 @@ def flat_batches(self, q, k, v):
 
 def values_on_the_left(self, q, k, v):
     weights = (k @ q.mT / math.sqrt(D)).mT.masked_fill(hidden(), -torch.inf).softmax(-1)
-    return (v.mT @ weights.mT).mT, weights
+    return (v.mT @ weights.mT).mT
 
 
 def one_key_head(self, q, k, v):
@@ -108,27 +117,19 @@ def temperature_and_cap(self, q, k, v):
     return weights @ v, weights
 
 
-def heads_before_the_batch(self, q, k, v):
-    weights = causal_weights(*(x.transpose(0, 1) for x in (q, k)))  # (H, B, T, T)
-    return (weights @ v.transpose(0, 1)).transpose(0, 1), weights.transpose(0, 1)
-
-
 def chunks_of_queries(self, q, k, v):
-    weights = []
+    outputs = []
     for first in range(0, T, 3):
-        q_chunk, keys = q[:, :, first : first + 3], k[:, :, : first + 3]
-        scores = q_chunk @ keys.mT / math.sqrt(D)
+        scores = q[:, :, first : first + 3] @ k[:, :, : first + 3].mT / math.sqrt(D)
         rows = hidden()[first : first + 3, : first + 3]
-        weights.append(scores.masked_fill(rows, -torch.inf).softmax(-1))
-    outputs = [x @ v[:, :, : x.shape[-1]] for x in weights]
-    dense = [functional.pad(x, (0, T - x.shape[-1])) for x in weights]
-    return torch.cat(outputs, 2), torch.cat(dense, 2)
+        outputs.append(scores.masked_fill(rows, -torch.inf).softmax(-1) @ v[:, :, : first + 3])
+    return torch.cat(outputs, 2)
 
 
 def hidden_again(self, q, k, v):
     weights = causal_weights(q, k)
     weights.masked_fill_(hidden(), 0.0)  # as SEW-D does
-    return weights @ v, weights
+    return weights @ v
 
 
 CAUSAL = [hidden_again, plain, in_place, scaled_queries_and_where, low_number, einsum, keys_before_the_batch]
@@ -147,7 +148,7 @@ def assert_is_what_the_model_used(model, x):
     assert [layer.name for layer in seen.layers] == ["0", "2"]
     assert seen.certificate.certified, str(seen.certificate)
     for name in (0, 2):
-        assert torch.allclose(seen[name].to_dense(), model[name].seen, atol=2e-6)
+        assert torch.allclose(seen[name].to_dense(), model[name].weights(model[:name](x)), atol=2e-6)
     assert not seen.missing
     return seen
 
@@ -165,14 +166,6 @@ def heads_mixed_before_the_softmax(self, q, k, v):
     return scores.softmax(-1) @ v, scores.softmax(-1)
 
 
-def test_chunks_of_queries_on_the_same_keys_are_one_map():
-    def chunked(self, q, k, v):
-        outputs = [functional.scaled_dot_product_attention(x, k, v) for x in q.split(3, 2)]
-        return torch.cat(outputs, 2), (q @ k.mT / math.sqrt(D)).softmax(-1)
-
-    assert_is_what_the_model_used(*stack(chunked))
-
-
 def test_where_the_scores_are_not_understood_the_weights_are_kept():
     seen = assert_is_what_the_model_used(*stack(heads_mixed_before_the_softmax))
     assert not bool(seen[0].q.any())
@@ -185,44 +178,22 @@ def test_other_precisions_are_certified(dtype):
     assert seen.certificate.certified, str(seen.certificate)
 
 
-# Faults: none of them may be certified.
-
-
-def halved(self, q, k, v):
-    weights = causal_weights(q, k)
-    return (0.5 * weights) @ v, weights
-
-
 def rolled_in_place(self, q, k, v):
     weights = (q @ k.mT).softmax(-1)
     weights.copy_(weights.roll(1, -1))  # whose rows still sum to 1
-    return weights @ v, weights
+    return weights @ v
 
 
-def dropped(self, q, k, v):
-    weights = causal_weights(q, k)
-    return functional.dropout(weights, 0.3, True) @ v, weights
+FAULTS = [
+    (lambda self, q, k, v: (0.5 * causal_weights(q, k)) @ v, "changed between the softmax"),
+    (rolled_in_place, "changed between the softmax"),
+    (lambda self, q, k, v: functional.dropout(causal_weights(q, k), 0.3, True) @ v, "dropout 0.3 was on"),
+    (lambda self, q, k, v: (q @ k.mT).softmax(-1).softmax(-1) @ v, "changed between the softmax"),
+]
+"""Attention that is not to be certified, and why."""
 
 
-def softmax_twice(self, q, k, v):
-    weights = (q @ k.mT).softmax(-1).softmax(-1)
-    return weights @ v, weights
-
-
-def heads_mixed_after_the_softmax(self, q, k, v):
-    weights = torch.einsum("bhts,hg->bgts", (q @ k.mT).softmax(-1), self.mix)
-    return weights @ v, weights
-
-
-@pytest.mark.parametrize(
-    ("attend", "problem"),
-    [
-        (halved, "changed between the softmax"),
-        (rolled_in_place, "changed between the softmax"),
-        (dropped, "dropout 0.3 was on"),
-        (softmax_twice, "changed between the softmax"),
-    ],
-)
+@pytest.mark.parametrize(("attend", "problem"), FAULTS)
 def test_altered_weights_are_not_certified(attend, problem):
     model, x = stack(attend)
     seen = regard.capture(model, inputs=x)
@@ -232,41 +203,36 @@ def test_altered_weights_are_not_certified(attend, problem):
         assert problem in str(evidence)
 
 
-def transposed(self, q, k, v):
-    weights = (q @ k.mT).softmax(-1)
-    return weights.mT @ v, weights
-
-
-def softmax_over_queries(self, q, k, v):
-    weights = (q @ k.mT).softmax(-2)
-    return weights @ v, weights
-
-
-def keys_in_two_parts(self, q, k, v):
-    scores = torch.cat([q @ k[:, :, :3].mT, q @ k[:, :, 3:].mT], dim=-1)
-    weights = scores.softmax(-1)
-    return weights[..., :3] @ v[:, :, :3] + weights[..., 3:] @ v[:, :, 3:], weights
+def heads_before_the_batch(self, q, k, v):
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))  # (H, B, T, D)
+    return (causal_weights(q, k) @ v).transpose(0, 1)
 
 
 def heads_stacked_on_the_batch(self, q, k, v):
     q, k, v = (torch.cat(x.unbind(1), dim=0) for x in (q, k, v))  # (H · B, T, D)
-    weights = (q @ k.mT).softmax(-1)
-    return torch.stack((weights @ v).chunk(H), 1), torch.stack(weights.chunk(H), 1)
+    return torch.stack(((q @ k.mT).softmax(-1) @ v).chunk(H), 1)
 
 
-@pytest.mark.parametrize(
-    "attend",
-    [
-        heads_before_the_batch,
-        heads_stacked_on_the_batch,
-        transposed,
-        softmax_over_queries,
-        heads_mixed_after_the_softmax,
-        keys_in_two_parts,
-    ],
-)
-def test_other_products_are_refused_by_name(attend):
-    model, x = stack(attend)
+def keys_in_two_parts(self, q, k, v):
+    weights = torch.cat([q @ k[:, :, :3].mT, q @ k[:, :, 3:].mT], dim=-1).softmax(-1)
+    return weights[..., :3] @ v[:, :, :3] + weights[..., 3:] @ v[:, :, 3:]
+
+
+OTHER_PRODUCTS = {
+    "heads before the batch": heads_before_the_batch,
+    "heads stacked on the batch": heads_stacked_on_the_batch,
+    "transposed": lambda self, q, k, v: (q @ k.mT).softmax(-1).mT @ v,
+    "softmax over queries": lambda self, q, k, v: (q @ k.mT).softmax(-2) @ v,
+    "heads mixed after the softmax": lambda self, q, k, v: (
+        torch.einsum("bhts,hg->bgts", (q @ k.mT).softmax(-1), self.mix) @ v
+    ),
+    "keys in two parts": keys_in_two_parts,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PRODUCTS)
+def test_other_products_are_refused_by_name(name):
+    model, x = stack(OTHER_PRODUCTS[name])
     with pytest.raises(
         RuntimeError, match=r"Sequential ran, but its attention could not be read \(0: Own, as its"
     ):
@@ -276,68 +242,53 @@ def test_other_products_are_refused_by_name(attend):
 # Heads in front of the batch, which are not texts.
 
 
-def heads_first(x):
-    return x.transpose(0, 1)  # (H, B, T, D)
+ARRANGED = {
+    "heads first": lambda x: x.transpose(0, 1),  # (H, B, T, D)
+    "heads first in memory": lambda x: x.transpose(0, 1).contiguous(),
+    "heads first, merged": lambda x: x.transpose(0, 1).contiguous().view(-1, T, D),  # (H · B, T, D)
+    "heads first, reshaped": lambda x: x.transpose(0, 1).reshape(-1, T, D),
+    "texts first, merged": lambda x: x.reshape(-1, T, D),  # (B · H, T, D)
+}
+HEADS_FIRST = [name for name in ARRANGED if "heads" in name]
 
 
-def heads_first_in_memory(x):
-    return x.transpose(0, 1).contiguous()
-
-
-def heads_first_merged(x):
-    return x.transpose(0, 1).contiguous().view(-1, T, D)  # (H · B, T, D)
-
-
-def heads_first_reshaped(x):
-    return x.transpose(0, 1).reshape(-1, T, D)
-
-
-def texts_first_merged(x):
-    return x.reshape(-1, T, D)  # (B · H, T, D)
-
-
-def arranged(arrange, is_fused):
+def arranged(name, is_fused):
     """A model whose queries, keys and values are arranged in some way before its attention."""
 
     def attend(self, q, k, v):
         texts, weights = len(q), (q @ k.mT / math.sqrt(D)).detach().softmax(-1)
-        q, k, v = (arrange(x) for x in (q, k, v))
+        q, k, v = (ARRANGED[name](x) for x in (q, k, v))
         if is_fused:
             output = functional.scaled_dot_product_attention(q, k, v)
         else:
             output = (q @ k.mT / math.sqrt(D)).softmax(-1) @ v
-        if arrange is texts_first_merged:
+        if name == "texts first, merged":
             return output.view(texts, H, T, D), weights
         return output.reshape(H, texts, T, D).transpose(0, 1), weights
 
     return stack(attend)[0]
 
 
-ARRANGED = [heads_first, heads_first_in_memory, heads_first_merged, heads_first_reshaped]
+IN_FRONT = "0: its heads seem to stand in front of the batch, where"
+BEHIND = "0: Own, as its heads seem to stand in front of the batch"
 
 
 @pytest.mark.parametrize("texts", [2, H])
-@pytest.mark.parametrize("arrange", ARRANGED)
-def test_heads_in_front_of_the_batch_of_the_fused_function_are_refused(arrange, texts):
-    model = arranged(arrange, is_fused=True)
-    with pytest.raises(RuntimeError, match="0: its heads seem to stand in front of the batch, where"):
-        regard.capture(model, inputs=torch.randn(texts, T, H * D))
-
-
-@pytest.mark.parametrize("texts", [2, H])
-@pytest.mark.parametrize("arrange", [heads_first_merged, heads_first_reshaped])
-def test_heads_that_are_merged_with_the_batch_behind_them_are_refused(arrange, texts):
-    model = arranged(arrange, is_fused=False)
-    with pytest.raises(RuntimeError, match="0: Own, as its heads seem to stand in front of the batch"):
-        regard.capture(model, inputs=torch.randn(texts, T, H * D))
+@pytest.mark.parametrize(
+    ("name", "is_fused", "said"),
+    [*((name, True, IN_FRONT) for name in HEADS_FIRST), *((name, False, BEHIND) for name in HEADS_FIRST[2:])],
+)
+def test_heads_in_front_of_the_batch_are_refused(name, is_fused, said, texts):
+    with pytest.raises(RuntimeError, match=said):
+        regard.capture(arranged(name, is_fused), inputs=torch.randn(texts, T, H * D))
 
 
 @pytest.mark.parametrize(
-    ("arrange", "texts"), [(texts_first_merged, 2), (texts_first_merged, H), (heads_first_merged, 1)]
+    ("name", "texts"), [("texts first, merged", 2), ("texts first, merged", H), ("heads first, merged", 1)]
 )
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_merged_heads_that_can_be_told_from_texts_are_heads(arrange, texts, is_fused):
-    model = arranged(arrange, is_fused)
+def test_merged_heads_that_can_be_told_from_texts_are_heads(name, texts, is_fused):
+    model = arranged(name, is_fused)
     seen = assert_is_what_the_model_used(model, torch.randn(texts, T, H * D))
     assert seen[0].shape == (texts, H, T, T)
 
@@ -376,19 +327,17 @@ def test_axes_whose_strides_show_nothing_are_texts_and_heads(kind, shape):
 
 def expert_pool(self, q, k, v):
     gates = (q @ self.out.weight[:D, :3]).softmax(-1)  # (B, H, T, experts)
-    return torch.einsum("bhte,bhted->bhtd", gates, torch.stack([v, k, q], -2)), gates
+    return torch.einsum("bhte,bhted->bhtd", gates, torch.stack([v, k, q], -2))
 
 
 def cosine_router(self, q, k, v):
     experts = functional.normalize(self.out.weight[:3, :D])
-    gates = torch.matmul(functional.normalize(q), experts.T).softmax(-1)
-    return gates @ self.out.weight[:3, :D], gates
+    return torch.matmul(functional.normalize(q), experts.T).softmax(-1) @ self.out.weight[:3, :D]
 
 
 def sampler(self, q, k, v):
-    chances = (q @ k.mT).softmax(-1)
-    chosen = chances.argmax(-1, keepdim=True).expand(-1, -1, -1, D)
-    return v.gather(2, chosen), chances
+    chosen = (q @ k.mT).softmax(-1).argmax(-1, keepdim=True).expand(-1, -1, -1, D)
+    return v.gather(2, chosen)
 
 
 def test_weights_of_landmarks_are_not_the_weights_of_the_text():
@@ -396,7 +345,7 @@ def test_weights_of_landmarks_are_not_the_weights_of_the_text():
 
     def landmarks(self, q, k, v):
         near, far = (q @ k[:, :, :3].mT).softmax(-1), (q[:, :, :3] @ k.mT).softmax(-1)
-        return near @ (far @ v), near
+        return near @ (far @ v)
 
     model, x = stack(landmarks)
     with pytest.warns(UserWarning, match="its values are themselves a product with attention weights"):
@@ -513,10 +462,10 @@ def test_a_head_can_be_cut_and_gradients_flow(attend):
     model, x = stack(attend)
 
     def cut(self, q, k, v):
-        output, weights = attend(self, q, k, v)
+        result = attend(self, q, k, v)
         keep = torch.ones(H, 1, 1)
         keep[1] = 0.0
-        return output * keep, weights
+        return (result[0] if isinstance(result, tuple) else result) * keep
 
     by_hand = copy.deepcopy(model)
     by_hand[2].attend = cut

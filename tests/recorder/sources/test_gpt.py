@@ -121,19 +121,6 @@ def test_a_capture_that_comes_late_shows_what_is_held():
     assert seen[0].shape[2] == 3
 
 
-def test_passes_of_their_own():
-    model = a_gpt()
-    first, second = torch.randint(0, 32, (1, 5)), torch.randint(0, 32, (1, 8))
-    with torch.no_grad(), regard.capture(model) as seen:
-        model(first)
-        model(second)
-        model(second)
-    assert torch.equal(seen.ids, second)
-    assert seen[0].shape == (1, 4, 8, 8)
-    assert [one.ids.shape[1] for one in seen.passes] == [5, 8]
-    assert_same(seen.passes[0], model.maps(first), atol=0.0)
-
-
 def test_text_goes_in_and_tokens_come_out():
     model = a_gpt(vocab_size=9)
     model.tokenizer = character_tokenizer("abcdefgh ")

@@ -1,4 +1,4 @@
-"""Which heads of the model a rank has: what parameters say, and what is refused."""
+"""Heads of a rank that nothing shows are refused; two ranks that number theirs run in `distributed`."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,6 @@ from torch import distributed, nn
 
 import regard
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.placement import Placement
 from regard.recorder.sources import rank_placement
 from regard.recorder.sources.rank_placement import Slice, place_heads
 
@@ -29,35 +28,13 @@ def a_call(H, G):
     return AttentionCall(q, k, k, q.clone(), None, regard.causal, 1.0)
 
 
-def place(monkeypatch, slices, call, kv_heads=None):
+def place(monkeypatch, slices, call):
     """Place the heads of a call by a module whose parameters are split like this."""
-    module = Attention(SimpleNamespace(num_key_value_heads=kv_heads))
+    module = Attention(SimpleNamespace(num_key_value_heads=None))
     parts = {id(parameter): slices.get(name) for name, parameter in module.named_parameters()}
     monkeypatch.setattr(rank_placement, "is_dtensor", lambda x: id(x) in parts)
     monkeypatch.setattr(rank_placement, "local_slice", lambda x: parts[id(x)])
     return place_heads(module, None, call)
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "declared", "expected"),
-    [(2, 2, 4, (2, 3)), (2, 1, 2, (1,)), (2, 1, 1, (0,)), (2, 2, None, (2, 3)), (2, 2, 2, (2, 3))],
-)
-def test_the_output_projection_numbers_the_heads(monkeypatch, heads, kv_heads, declared, expected):
-    """Rank 1 of two, in a model of four heads: the second half of the inputs of the output projection."""
-    slices = {
-        "o_proj.weight": Slice(1, 16, 16, 32),
-        "q_proj.weight": Slice(0, 16, 16, 32),
-    }
-    placed = place(monkeypatch, slices, a_call(heads, kv_heads), declared)
-    assert placed.heads == (2, 3)
-    assert placed.placement == Placement(4, expected)
-    assert (placed.total_heads, placed.numbers([0, 1]), placed.local_heads([0, 3])) == (4, [2, 3], [1])
-
-
-def test_heads_that_every_rank_has_stay_as_they_are(monkeypatch):
-    call = a_call(4, 4)
-    assert place(monkeypatch, {"o_proj.weight": Slice(1, 16, 16, 32)}, call) is call
-    assert place(monkeypatch, {}, call) is call
 
 
 @pytest.mark.parametrize(

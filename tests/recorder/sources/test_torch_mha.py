@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import regard
-from regard.recorder.sources.mask_tensors import as_rule
 from tests.recorder.small_models import captured
 
 pytestmark = [
@@ -156,14 +155,12 @@ def test_encoders_in_every_way_that_they_run(pick, norm_first, activation, batch
         )
     assert len(seen) == 2
     real = torch.ones(B, T, dtype=torch.bool) if padding is None else ~padding
-    stream, layer = x, model.layers[0]
+    layer = model.layers[0]
     with torch.no_grad():
-        inside = layer.norm1(stream) if norm_first else stream
-        projected = torch.nn.functional.linear(
-            inside, layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias
-        )
-        q, k, _ = (y.view(B, T, heads, -1).transpose(1, 2) for y in projected.chunk(3, -1))
-        wanted = ((q @ k.mT) * q.shape[-1] ** -0.5).masked_fill(~allowed, -torch.inf).softmax(-1)
+        inside = layer.norm1(x) if norm_first else x
+        inside = inside if batch_first else inside.transpose(0, 1)
+        hidden = ~allowed.expand(B, heads, T, T).flatten(0, 1)
+        wanted = heads_of(layer.self_attn, inside, inside, inside, attn_mask=hidden)
     found = seen[0].to_dense()
     n = found.shape[-1]  # as long as the longest, where nested tensors were used
     rows = real[:, None, :n, None] if padding is not None else 1.0
@@ -266,27 +263,6 @@ def test_self_and_cross_are_told_apart():
         assert len(seen.maps_of("cross")) == 3
 
 
-def test_attention_without_a_stack_is_numbered():
-    class Pooled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-            self.pool = nn.MultiheadAttention(8, 2, batch_first=True)
-            self.probe = nn.Parameter(torch.randn(1, 1, 8))
-
-        def forward(self, x):
-            x = self.encoder(x)
-            return self.pool(self.probe.expand(len(x), -1, -1), x, x)[0]
-
-    with torch.no_grad():
-        seen = captured(Pooled().eval(), torch.randn(2, 5, 8))
-    assert [(layer.key, layer.shape) for layer in seen.layers] == [
-        (0, (2, 2, 5, 5)),
-        (1, (2, 2, 5, 5)),
-        (2, (2, 2, 1, 5)),
-    ]
-
-
 def test_dropout_in_training_is_a_problem_and_nothing_else_changes():
     mha = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
     x = torch.randn(1, 6, 8)
@@ -296,25 +272,3 @@ def test_dropout_in_training_is_a_problem_and_nothing_else_changes():
         assert "dropout 0.5 was on" in str(seen.certificate)
     wanted = heads_of(copy.deepcopy(mha).eval(), x, x, x)
     torch.testing.assert_close(seen[0].to_dense(), wanted)
-
-
-@given(pick=st.data())
-def test_a_tensor_becomes_a_rule_that_says_the_same(pick):
-    B, H, T, S = (pick.draw(st.integers(1, n)) for n in (3, 2, 6, 6))
-    torch.manual_seed(pick.draw(st.integers(0, 2**20)))
-    allowed = torch.ones(B, H, T, S, dtype=torch.bool)
-    for kind in pick.draw(st.lists(st.sampled_from(["causal", "end", "padding", "any"]), max_size=2)):
-        if kind == "causal":
-            allowed &= torch.ones(T, S).tril().bool()
-        elif kind == "end":
-            allowed &= torch.ones(T, S).tril(S - T).bool()
-        elif kind == "padding":
-            allowed &= (torch.rand(B, S) < 0.6)[:, None, None]
-        else:
-            allowed &= torch.rand(B, pick.draw(st.sampled_from([1, H])), T, S) < 0.6
-    given = (
-        torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf) if pick.draw(st.booleans()) else allowed
-    )
-    rule = as_rule(given)
-    said = rule.tile(range(T), range(S), (B, H, T, S)).expand(allowed.shape)
-    assert torch.equal(said, allowed)

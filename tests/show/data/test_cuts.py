@@ -3,7 +3,6 @@
 import gc
 import json
 import weakref
-from typing import Any
 
 import pytest
 
@@ -12,11 +11,11 @@ from regard.show.data.cuts import EdgeCut, HeadCut, parse_cuts
 from regard.show.data.text_maps import EditedRun
 from tests.captures import captured, predicted
 
-HEAD: dict[str, Any] = {"kind": "head", "layer": "1", "head": 2}
-EDGES: dict[str, Any] = {"kind": "edges", "layer": "0", "head": None, "queries": [3, 9], "keys": [0, 10]}
+HEAD = {"kind": "head", "layer": "1", "head": 2}
+EDGES = {"kind": "edges", "layer": "0", "head": None, "queries": [3, 9], "keys": [0, 10]}
 
 
-def test_heads_and_edges_are_read_and_written() -> None:
+def test_heads_and_edges_are_read_and_written():
     cuts = parse_cuts([HEAD, EDGES, {**EDGES, "head": 3}, HEAD], captured(10))
     assert cuts == [
         HeadCut("1", 2),
@@ -47,19 +46,19 @@ def test_heads_and_edges_are_read_and_written() -> None:
         ([{**EDGES, "keys": [0.0, 1]}], "keys: expected a whole number"),
     ],
 )
-def test_what_is_wrong_is_said(data: object, message: str) -> None:
+def test_what_is_wrong_is_said(data, message):
     with pytest.raises((ValueError, KeyError), match=message):
         parse_cuts(data, captured(10))
 
 
-def test_a_head_that_was_not_captured_cannot_be_cut() -> None:
+def test_a_head_that_was_not_captured_cannot_be_cut():
     seen = captured(10)
     seen.layers[1].heads = (0, 1, 4, 5)
     with pytest.raises(KeyError, match=r"head: expected one of \[0, 1, 4, 5\], got 2"):
         parse_cuts([HEAD], seen)
 
 
-def test_an_edited_run_says_what_it_is_of_and_takes_the_place_of_another() -> None:
+def test_an_edited_run_says_what_it_is_of_and_takes_the_place_of_another():
     contents = Contents([predicted(captured(10)), captured(10, seed=3)])
     first = contents.add(predicted(captured(10), seed=5), "a", EditedRun(0, (HeadCut("1", 2),)))
     text = json.loads(json.dumps(contents.meta))["texts"][first]

@@ -7,7 +7,6 @@ import torch
 
 import regard
 from regard import attention_map, causal
-from regard.maps import AttentionMap
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
@@ -28,7 +27,7 @@ MASKS = [
 ]
 
 
-def pooled(matrix: torch.Tensor, z: int, i: int, j: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pooled(matrix, z, i, j):
     """A tile by its definition: the mass and the greatest of each cell of a matrix."""
     size = 1 << z
     part = matrix[i * 256 * size : (i + 1) * 256 * size, j * 256 * size : (j + 1) * 256 * size]
@@ -37,7 +36,7 @@ def pooled(matrix: torch.Tensor, z: int, i: int, j: int) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize(("z", "i", "j"), [(0, 1, 0), (1, 0, 1), (1, 1, 1), (2, 0, 0)])
-def test_tiles_are_the_matrix_pooled(mask: regard.Mask, z: int, i: int, j: int) -> None:
+def test_tiles_are_the_matrix_pooled(mask, z, i, j):
     T = 541  # whole cells at no level but the finest
     seen = captured(T, layers=1, mask=mask)
     found = Contents(seen)[0].tile("0", 2, z, i, j)
@@ -49,7 +48,7 @@ def test_tiles_are_the_matrix_pooled(mask: regard.Mask, z: int, i: int, j: int) 
     torch.testing.assert_close(found.max.double(), peak.double().where(~hidden, -1.0), atol=1e-6, rtol=1e-5)
 
 
-def test_more_keys_than_queries() -> None:
+def test_more_keys_than_queries():
     q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
     m = regard.attention_map(q, k, mask=regard.causal)
     contents = Contents(Capture([layer_of(m)], "m"))
@@ -59,7 +58,7 @@ def test_more_keys_than_queries() -> None:
     torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)
 
 
-def test_a_tile_whose_parts_are_known_is_assembled_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_whose_parts_are_known_is_assembled_and_is_the_same(monkeypatch):
     m = captured(700, layers=1, heads=1, kv_heads=1)[0]
     direct = tiles.TilePyramid(m, LRUCache(64)).tile(1, 0, 0)
     pyramid = tiles.TilePyramid(m, LRUCache(64))
@@ -84,12 +83,12 @@ PIECES = [
 ]
 
 
-def by_units(matrix: torch.Tensor, rows: list[int], cols: list[int]) -> torch.Tensor:
+def by_units(matrix, rows, cols):
     """Pool a matrix over units by its definition: summed over keys, averaged over queries."""
     return truth.cells(matrix.double(), *map(list, (pairwise(rows), pairwise(cols))))[0]
 
 
-def test_words_and_sentences_of_tokens() -> None:
+def test_words_and_sentences_of_tokens():
     assert text_units(PIECES)["words"] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16]
     assert text_units(PIECES)["sentences"] == [0, 1, 7, 14, 16]
 
@@ -99,7 +98,7 @@ def test_words_and_sentences_of_tokens() -> None:
     combine(UNIT_MASKS, [WORDS, SENTENCES]),
     ids=lambda x: "" if isinstance(x, Quantity) else str(x),
 )
-def test_tiles_rows_and_columns_of_units_are_the_matrix_pooled(mask: regard.Mask, quantity: Quantity) -> None:
+def test_tiles_rows_and_columns_of_units_are_the_matrix_pooled(mask, quantity):
     tokens = (PIECES * 6)[:91]
     seen = captured(91, layers=1, mask=mask, tokens=tokens)
     contents = Contents(seen)
@@ -122,7 +121,7 @@ def test_tiles_rows_and_columns_of_units_are_the_matrix_pooled(mask: regard.Mask
     )
 
 
-def test_coarse_tiles_of_words_count_the_tokens_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coarse_tiles_of_words_count_the_tokens_of_each(monkeypatch):
     tokens = (PIECES * 90)[:1300]
     seen = captured(1300, layers=1, tokens=tokens)
     edges = text_units(tokens)["words"]
@@ -137,7 +136,7 @@ def test_coarse_tiles_of_words_count_the_tokens_of_each(monkeypatch: pytest.Monk
     assert torch.equal(direct.max >= 0, assembled.max >= 0)
 
 
-def test_units_of_another_text_and_what_is_not_known() -> None:
+def test_units_of_another_text_and_what_is_not_known():
     tokens = (PIECES * 3)[:40]
     other = captured(40, tokens=[" a"] * 40, seed=3)
     contents = Contents([captured(40, tokens=tokens), other])
@@ -158,7 +157,7 @@ def test_units_of_another_text_and_what_is_not_known() -> None:
     assert Contents(unknown).meta["texts"][0]["spans"] == {}
 
 
-def large_map(size: float) -> AttentionMap:
+def large_map(size):
     """Two heads: one of usual scores, and one whose row log-sum-exp is about `size`."""
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 64, 8) / 4, torch.randn(1, 2, 64, 8)
@@ -167,7 +166,7 @@ def large_map(size: float) -> AttentionMap:
     return attention_map(q, k, mask=causal)
 
 
-def test_heads_with_large_scores_are_drawn_in_float32_and_differ_in_no_digit_that_is_seen() -> None:
+def test_heads_with_large_scores_are_drawn_in_float32_and_differ_in_no_digit_that_is_seen():
     m = large_map(100.0)
     shown = for_display(m)
     assert m.precise.large.tolist() == [[False, True]]
@@ -176,7 +175,7 @@ def test_heads_with_large_scores_are_drawn_in_float32_and_differ_in_no_digit_tha
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
 
 
-def test_a_head_whose_scores_are_too_large_for_float32_stays_in_float64() -> None:
+def test_a_head_whose_scores_are_too_large_for_float32_stays_in_float64():
     m = large_map(4000.0)
     shown = for_display(m)
     assert shown.precise.large.tolist() == [[False, True]]

@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard.gpt import GPT
-from regard.recorder import Capture, Predictions
+from regard.recorder import Predictions
 from regard.show.data import predictions
 from regard.show.data.contents import Contents
 from regard.show.data.contributions import telling_position
@@ -27,11 +27,11 @@ VALUES = Quantity("values")
 
 
 @functools.cache
-def read() -> Capture:
+def read():
     return regard.capture(GPT.from_pretrained("default"), text=TEXT, contributions=True, predictions=True)
 
 
-def test_a_capture_has_the_shades_that_were_recorded() -> None:
+def test_a_capture_has_the_shades_that_were_recorded():
     assert Contents(captured()).meta["texts"][0]["shades"] == ["weights"]
     assert Contents(captured()).meta["texts"][0]["predicted"] is None
     assert Contents(read())[0].shades() == ["weights", "values", "logit"]
@@ -39,7 +39,7 @@ def test_a_capture_has_the_shades_that_were_recorded() -> None:
         Contents(captured())[0].tile(0, 1, 0, 0, 0, quantity=VALUES)
 
 
-def test_a_cut_head_contributes_nothing() -> None:
+def test_a_cut_head_contributes_nothing():
     contents = Contents(read(), start=None)
     run = contents.add(read(), "cut", EditedRun(0, (HeadCut("4", 2),)))
     for quantity in (VALUES, Quantity("logit")):
@@ -48,7 +48,7 @@ def test_a_cut_head_contributes_nothing() -> None:
         assert bool(contents[0].factors("4", quantity).abs().sum(-1).all())
 
 
-def test_value_weighted_tiles_rows_and_columns_are_those_of_the_library() -> None:
+def test_value_weighted_tiles_rows_and_columns_are_those_of_the_library():
     contents, m = Contents(read()), read().value_weighted(4)
     dense = m.to_dense()[0, 2]
     found = contents[0].tile(4, 2, 0, 0, 0, quantity=VALUES)
@@ -60,9 +60,8 @@ def test_value_weighted_tiles_rows_and_columns_are_those_of_the_library() -> Non
     torch.testing.assert_close(contents[0].row(4, "mean", 9, VALUES), mean, atol=1e-5, rtol=1e-5)
 
 
-def test_an_attribution_adds_up_to_the_logit_of_the_model() -> None:
+def test_an_attribution_adds_up_to_the_logit_of_the_model():
     contents, seen = Contents(read()), read()
-    assert seen.ids is not None
     with torch.no_grad():
         logits = GPT.from_pretrained("default")(seen.ids)[0]
     position = seen.ids.shape[1] - 3
@@ -85,7 +84,7 @@ def test_an_attribution_adds_up_to_the_logit_of_the_model() -> None:
     assert float(of_head.sum()) == pytest.approx(found["heads"]["5"][3], abs=1e-4)
 
 
-def test_another_token_and_what_does_not_exist() -> None:
+def test_another_token_and_what_does_not_exist():
     contents = Contents(read())
     likeliest = contents[0].attribution(Quantity("logit", position=5))["candidates"]
     second = contents[0].attribution(Quantity("logit", position=5, token=likeliest[1]["id"]))
@@ -104,11 +103,9 @@ def test_another_token_and_what_does_not_exist() -> None:
         Contents(captured())[0].attribution(Quantity())
 
 
-def test_the_page_begins_with_a_prediction_that_is_worth_explaining() -> None:
+def test_the_page_begins_with_a_prediction_that_is_worth_explaining():
     seen = read()
     position = telling_position(seen, 0)
-    assert seen.tokens is not None
-    assert seen.predictions is not None
     assert any(map(str.isalpha, seen.tokens[0][position + 1]))
     later = seen.predictions.losses[0, len(seen.tokens[0]) // 2 :]
     assert float(seen.predictions.losses[0, position]) < float(later.median())
@@ -118,7 +115,7 @@ def test_the_page_begins_with_a_prediction_that_is_worth_explaining() -> None:
     assert telling_position(silent, 0) == silent.layers[0].shape[2] - 1
 
 
-def of_losses(losses: list[float]) -> Predictions:
+def of_losses(losses):
     """Predictions of one text of which only the losses matter."""
     T = len(losses) + 1
     table = torch.tensor([losses])
@@ -127,10 +124,9 @@ def of_losses(losses: list[float]) -> Predictions:
     )
 
 
-def test_a_position_has_its_likeliest_tokens_and_the_one_that_follows() -> None:
+def test_a_position_has_its_likeliest_tokens_and_the_one_that_follows():
     seen = predicted(captured(20))
     found = Contents(seen)[0].prediction(4)
-    assert seen.predictions is not None
     assert len(found["likeliest"]) == 10
     assert [item["id"] for item in found["likeliest"]] == seen.predictions.likeliest[0, 4].tolist()
     assert found["likeliest"][0]["token"] == f" t{found['likeliest'][0]['id']}"
@@ -145,16 +141,15 @@ def test_a_position_has_its_likeliest_tokens_and_the_one_that_follows() -> None:
         Contents(captured(20))[0].prediction(4)
 
 
-def test_the_summary_is_json_also_where_every_loss_is_padding() -> None:
+def test_the_summary_is_json_also_where_every_loss_is_padding():
     seen = predicted(captured(6))
-    assert seen.predictions is not None
     summary = Contents(seen).meta["texts"][0]["predictions"]
     assert summary == {"loss": pytest.approx(seen.predictions.loss.item()), "tokens": 5, "likeliest": 10}
     assert predictions.summary(of_losses([math.nan]), 0) == {"loss": None, "tokens": 0, "likeliest": 1}
     assert Contents(captured(6)).meta["texts"][0]["predictions"] is None
 
 
-def test_changes_are_of_probability_and_name_the_token_that_is_predicted() -> None:
+def test_changes_are_of_probability_and_name_the_token_that_is_predicted():
     before = of_losses([-math.log(p) for p in (0.5, 0.9, 0.001, 0.25)] + [math.nan])
     after = of_losses([-math.log(p) for p in (0.6, 0.1, 0.5, 0.25)] + [1.0])
     found = json.loads(json.dumps(predictions.changes(before, after, 0), allow_nan=False))
@@ -168,9 +163,8 @@ def test_changes_are_of_probability_and_name_the_token_that_is_predicted() -> No
     assert found["after"] == pytest.approx(-sum(map(math.log, (0.6, 0.1, 0.5, 0.25))) / 4, rel=1e-5)
 
 
-def test_a_saved_page_holds_them() -> None:
+def test_a_saved_page_holds_them():
     seen = predicted(captured(12))
-    assert seen.predictions is not None
     description, arrays = opened(pack(Contents([seen, captured(5)])).blocks)
     block = arrays("predictions-0")
     assert block["ids"][block["places"]].tolist() == seen.predictions.likeliest[0].tolist()

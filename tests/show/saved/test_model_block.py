@@ -6,7 +6,6 @@ import re
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +23,8 @@ from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabula
 from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import parse_cuts
 from regard.show.data.map_view.quantity import Quantity, text_units
-from regard.show.saved import bundle, model_block
-from regard.show.saved.model_block import ModelBlocks, check_model, pack_model
+from regard.show.saved import bundle
+from regard.show.saved.model_block import check_model, pack_model
 from regard.show.saved.pack import pack
 from regard.show.saved.rounded_model import measure_change, read_again, round_model
 from tests.patience import HANGING
@@ -34,14 +33,14 @@ DRIVER = Path(__file__).parents[2] / "web" / "model_driver.js"
 STORY = (
     "The keeper's lamp didn't burn. We'll light 12 lamps; the keeper said so, and the keeper slept.\n\n" * 3
 )
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 300,
     "context_length": 64,
     "num_layers": 2,
     "num_heads": 4,
     "d_model": 24,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS = {
     "as GPT-2": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "exact GELU, untied": {"activation": "gelu", "tie_word_embeddings": False},
     "as Llama": {"norm": "rms", "positions": "rotary", "activation": "swiglu", "num_kv_heads": 2},
@@ -58,18 +57,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def ask_page(*questions: dict[str, Any]) -> list[Any]:
+def ask_page(*questions):
     """Answers of the page's own modules, which run in Node."""
     command = [compute_driver_executable()[0], str(DRIVER)]
     done = subprocess.run(
         command, input=json.dumps(questions), capture_output=True, text=True, timeout=HANGING, check=False
     )
     assert done.returncode == 0, done.stderr
-    answers: list[Any] = json.loads(done.stdout)
+    answers = json.loads(done.stdout)
     return answers
 
 
-def random_model(**choices: Any) -> GPT:
+def random_model(**choices):
     torch.manual_seed(0)
     model = GPT(Config(**(SIZES | choices))).eval()
     for weight in model.parameters():  # so that norms and biases matter, and the attention is not uniform
@@ -78,11 +77,11 @@ def random_model(**choices: Any) -> GPT:
     return model
 
 
-def contents_of(model: GPT, text: str = STORY[:60]) -> Contents:
+def contents_of(model, text=STORY[:60]):
     return Contents(regard.capture(model, text=text, values=True, predictions=True, contributions=True))
 
 
-def close(expected: Any) -> Any:
+def close(expected):
     """What is equal to a structure of numbers and texts to within 1e-4."""
     if isinstance(expected, dict):
         return {name: close(value) for name, value in expected.items()}
@@ -92,19 +91,19 @@ def close(expected: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def included() -> tuple[GPT, ModelBlocks]:
+def included():
     """The included model, and what a page holds of it."""
     model = GPT.from_pretrained("default")
     return model, pack_model(model, contents_of(model))
 
 
-def drawn_texts(count: int) -> list[str]:
+def drawn_texts(count):
     """Texts that are hard to tokenise: any code point, spaces, contractions, halves of special tokens."""
     draw = random.Random(7)
     parts = ["'s", "'ll", "''", " ", "  ", "\n", "\t", "\u00a0", "\u0085", "\u2028", "\ufeff", "12", "½", "Ⅷ"]
     parts += ["é", "e\u0301", "你好", "مرحبا", "👩‍👩‍👧", "🇩🇪", "the keeper", "<|endoftext|>", "<|end", "\x00"]
 
-    def character() -> str:
+    def character():
         low, high = draw.choice([(0, 0x3000), (0x3000, 0xD800), (0xE000, 0x110000)])
         return chr(draw.randrange(low, high))
 
@@ -114,10 +113,9 @@ def drawn_texts(count: int) -> list[str]:
     ]
 
 
-def test_tokens_are_those_of_the_tokenizers_package(included: tuple[GPT, ModelBlocks]) -> None:
+def test_tokens_are_those_of_the_tokenizers_package(included):
     model, (_, blocks) = included
     tokenizer = model.tokenizer
-    assert tokenizer is not None
     texts = ["", "a" * 3000, "aß" * 500, STORY, *drawn_texts(600)]
     [answer] = ask_page({"name": "tokens", "blocks": {**blocks, "model-weights": ""}, "texts": texts})
     assert answer["ids"] == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
@@ -130,7 +128,7 @@ def test_tokens_are_those_of_the_tokenizers_package(included: tuple[GPT, ModelBl
     assert answer["words"] == decode_vocabulary(tokenizer, torch.arange(model.config.vocab_size))
 
 
-def test_tokens_of_characters_are_the_same_too() -> None:
+def test_tokens_of_characters_are_the_same_too():
     model = random_model(vocab_size=len(set(STORY)))
     model.tokenizer = character_tokenizer(STORY)
     _, blocks = pack_model(model, contents_of(model))
@@ -139,7 +137,7 @@ def test_tokens_of_characters_are_the_same_too() -> None:
     assert answer["ids"] == [encoding.ids for encoding in model.tokenizer.encode_batch(texts)]
 
 
-def test_logits_are_the_librarys_for_every_kind_of_model() -> None:
+def test_logits_are_the_librarys_for_every_kind_of_model():
     ids = torch.randint(0, 300, (1, 50), generator=torch.Generator().manual_seed(1))
     models = [random_model(**choices) for choices in CONFIGS.values()]
     whole, pieces = [50], [7, 1, 1, 41]
@@ -159,16 +157,13 @@ def test_logits_are_the_librarys_for_every_kind_of_model() -> None:
             )
 
 
-def test_the_included_model_gives_the_same_logits_with_heads_and_edges_cut(
-    included: tuple[GPT, ModelBlocks],
-) -> None:
+def test_the_included_model_gives_the_same_logits_with_heads_and_edges_cut(included):
     model, (description, blocks) = included
     tokenizer = model.tokenizer
-    assert tokenizer is not None
     ids = torch.tensor([tokenizer.encode(STORY).ids[:48]])
     edges = {"kind": "edges", "layer": "1", "head": None, "queries": [5, 20], "keys": [0, 48]}
     one = {"kind": "edges", "layer": "3", "head": 2, "queries": [0, 48], "keys": [0, 1]}
-    runs: list[tuple[list[dict[str, Any]], list[Any]]] = [
+    runs = [
         ([], []),
         ([{"kind": "head", "layer": "2", "head": 1}], [regard.ablate(2, 1)]),
         (
@@ -188,7 +183,7 @@ def test_the_included_model_gives_the_same_logits_with_heads_and_edges_cut(
         torch.testing.assert_close(torch.tensor(answer).view_as(expected), expected, atol=1e-4, rtol=0)
 
 
-def test_a_text_that_the_page_reads_is_shown_as_the_library_shows_it() -> None:
+def test_a_text_that_the_page_reads_is_shown_as_the_library_shows_it():
     model = random_model(**CONFIGS["as Llama"])
     text = "The keeper's 世 lamp didn't burn. Vexed zebras quiz the keeper's lamp"
     contents = contents_of(model, text)
@@ -254,7 +249,7 @@ def test_a_text_that_the_page_reads_is_shown_as_the_library_shows_it() -> None:
     assert run["changes"] == close(exact_run["changes"])
 
 
-def test_a_rounded_model_computes_what_its_page_leaves_out(tmp_path: Path) -> None:
+def test_a_rounded_model_computes_what_its_page_leaves_out(tmp_path):
     """The page stores the layer that it opens on; its model reads the rest again, with the same weights."""
     model = random_model(**CONFIGS["as Llama"])
     rounded = round_model(model)
@@ -273,7 +268,7 @@ def test_a_rounded_model_computes_what_its_page_leaves_out(tmp_path: Path) -> No
     assert bundle.write(contents_of(model), page, model=model).stat().st_size < exact.stat().st_size
 
 
-def test_rounding_keeps_labels_and_most_predictions_of_the_included_model() -> None:
+def test_rounding_keeps_labels_and_most_predictions_of_the_included_model():
     """The figures that the docs state, and that the page states of its own text."""
     model = GPT.from_pretrained("default")
     seen = contents_of(model, DEMO)
@@ -284,7 +279,7 @@ def test_rounding_keeps_labels_and_most_predictions_of_the_included_model() -> N
     assert abs(change["losses"][1] - change["losses"][0]) < 0.03
 
 
-def test_generation_is_the_librarys() -> None:
+def test_generation_is_the_librarys():
     model = random_model(**CONFIGS["as Llama"])
     packed = pack(contents_of(model), model=model)
     options = {"text": "The keeper", "tokens": 6, "temperature": 0}
@@ -304,14 +299,14 @@ def test_generation_is_the_librarys() -> None:
         assert other["again"]["same"]
 
 
-def test_weights_that_float16_cannot_hold_are_kept_whole(included: tuple[GPT, ModelBlocks]) -> None:
+def test_weights_that_float16_cannot_hold_are_kept_whole(included):
     model = random_model()
     description, _ = pack_model(model, contents_of(model))
     assert {tensor["type"] for tensor in description["tensors"]} == {"f32"}
     assert {tensor["type"] for tensor in included[1].description["tensors"]} == {"f16"}
 
 
-def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected a model that Regard's GPT can run, got Linear"):
         check_model(torch.nn.Linear(2, 2))
     with torch.device("meta"):
@@ -322,7 +317,6 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, monkeypatch:
     contents = contents_of(model)
     with pytest.raises(ValueError, match="expected the one that was captured"):
         pack_model(random_model(num_layers=1), contents)
-    assert model.tokenizer is not None
     model.tokenizer.normalizer = normalizers.NFC()
     with pytest.raises(ValueError, match="expected a BPE of bytes, as GPT-2's, or of characters"):
         pack_model(model, contents)
@@ -333,22 +327,14 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_with_a_model_keeps_its_policy_and_its_first_picture_first(tmp_path: Path) -> None:
+def test_a_page_with_a_model_keeps_its_policy_and_its_first_picture_first(tmp_path):
     model = random_model()
     page = bundle.write(contents_of(model), tmp_path / "page.html", model=model).read_text("utf-8")
     plain = bundle.write(contents_of(model), tmp_path / "plain.html").read_text("utf-8")
 
-    def policy(text: str) -> str:
+    def policy(text):
         return text.partition('http-equiv="Content-Security-Policy" content="')[2].partition('"')[0]
 
     assert policy(page).replace(" 'wasm-unsafe-eval'", "") == policy(plain)
     assert page.index('id="regard-data"') < page.index("<script>") < page.index('id="model-weights"')
     assert "model-weights" not in plain.replace(bundle.bundle_modules("whole_page"), "")
-
-
-def test_the_classes_of_characters_are_as_the_tokenizer_has_them() -> None:
-    letters, numbers = model_block._letters_and_numbers()
-    assert letters[:4] == [0x41, 0x5A, 0x61, 0x7A]
-    assert numbers[:4] == [0x30, 0x39, 0xB2, 0xB3]
-    for ranges in (letters, numbers):
-        assert ranges == sorted(ranges)

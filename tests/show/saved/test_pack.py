@@ -5,9 +5,6 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +26,12 @@ BLOCK = re.compile(r'<script type="application/octet-stream" id="([^"]+)">([A-Za
 TYPES = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}
 
 
-def opened(blocks: dict[str, str]) -> tuple[dict[str, Any], Any]:
+def opened(blocks):
     """The file's description, and how to read the arrays of a block: what `packed.js` does, in Python."""
     raw = {name: zlib.decompress(base64.b64decode(text)) for name, text in blocks.items()}
     description = json.loads(raw["regard-data"])
 
-    def arrays(name: str) -> dict[str, np.ndarray[Any, Any]]:
+    def arrays(name):
         found, at = {}, 0
         for field in description["blocks"][name]:
             count = int(np.prod(field["shape"]))
@@ -52,7 +49,7 @@ def opened(blocks: dict[str, str]) -> tuple[dict[str, Any], Any]:
     return description, arrays
 
 
-def weights_from(description: dict[str, Any], arrays: Any, text: int, layer: int, head: int) -> torch.Tensor:
+def weights_from(description, arrays, text, layer, head):
     """One head's matrix from a file's arrays alone, as the page computes it."""
     about = description["meta"]["texts"][text]["layers"][layer]
     whole, mask = arrays(about["block"]), arrays(about["mask_block"])
@@ -91,7 +88,7 @@ MASKS = [
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("exact", [False, True], ids=["rounded", "exact"])
-def test_the_file_holds_the_weights(mask: regard.Mask, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_holds_the_weights(mask, exact, monkeypatch):
     monkeypatch.setattr(packing, "FINE", 0)
     seen = captured(mask=mask)
     packed = pack(Contents(seen), exact=exact)
@@ -107,7 +104,7 @@ def test_the_file_holds_the_weights(mask: regard.Mask, exact: bool, monkeypatch:
         )
 
 
-def test_softcap_and_sinks() -> None:
+def test_softcap_and_sinks():
     q, k = torch.randn(1, 4, 30, 8), torch.randn(1, 2, 30, 8) + 3
     sinks = torch.tensor([0.5, 2.0, -1.0, 4.0])
     m = regard.attention_map(q, k, mask=regard.causal, softcap=5.0, sinks=sinks)
@@ -118,7 +115,7 @@ def test_softcap_and_sinks() -> None:
         torch.testing.assert_close(found, m.to_dense()[0, head].double(), atol=1e-4, rtol=1e-3)
 
 
-def test_what_rounding_would_change_keeps_24_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_rounding_would_change_keeps_24_bits(monkeypatch):
     monkeypatch.setattr(packing, "FINE", 0)
     monkeypatch.setattr(packed_layer, "SCORE_NOISES", (1.0, 0.5))
     q, k = torch.randn(1, 1, 64, 8), torch.randn(1, 1, 64, 8)
@@ -129,7 +126,7 @@ def test_what_rounding_would_change_keeps_24_bits(monkeypatch: pytest.MonkeyPatc
     assert packed.relative <= 0.01
 
 
-def test_values_come_along_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_come_along_if_there_is_room(monkeypatch):
     seen = captured()
     description, arrays = opened(pack(Contents(seen)).blocks)
     assert description["meta"]["can"]["values"] is True
@@ -142,13 +139,13 @@ def test_values_come_along_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> 
     assert opened(pack(Contents(seen), values=True).blocks)[0]["meta"]["can"]["values"] is True
 
 
-def test_a_bias_too_large_for_a_page_is_refused_kindly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_too_large_for_a_page_is_refused_kindly(monkeypatch):
     monkeypatch.setattr(packed_layer, "DENSE_LIMIT", 100)
     with pytest.raises(ValueError, match="serve the capture instead"):
         pack(Contents(captured(mask=regard.tensor_mask(torch.randn(40, 40)))))
 
 
-def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
+def test_the_page_is_one_file_under_its_own_policy(tmp_path):
     tokens = [*HOSTILE, "<!--", "]]>", "\ud800"]
     model = "</title><script>alert(1)</script> \udfff"
     path = write(captured(len(tokens), tokens=tokens, model=model), tmp_path / "page.html")
@@ -156,7 +153,6 @@ def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
     assert "alert(1)" not in text.replace("&lt;script&gt;alert(1)&lt;/script&gt;", "")
     assert "onerror" not in text
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
-    assert policy is not None
     assert policy[1].startswith("default-src 'none'; ")
     assert "unsafe" not in policy[1]
     for kind, body in (("script", r"<script>(.*?)</script>"), ("style", r"<style>(.*?)</style>")):
@@ -171,7 +167,7 @@ def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_rounded_rows_sum_to_1_and_take_a_byte_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounded_rows_sum_to_1_and_take_a_byte_a_number(monkeypatch):
     monkeypatch.setattr(packing, "FINE", 0)
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 4, 256, 64, generator=draw) for _ in range(2))
@@ -186,7 +182,7 @@ def test_rounded_rows_sum_to_1_and_take_a_byte_a_number(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [30.0, 1e3, 1e6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) -> None:
+def test_large_scores_are_as_exact_in_the_file(size, dtype):
     """What the page computes from the file, in float64, beside eager attention's error."""
     draw = torch.Generator().manual_seed(2)
     q, k = (torch.randn(1, 2, 40, 8, generator=draw) * size**0.5 for _ in range(2))
@@ -205,7 +201,7 @@ def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) 
     assert packed.relative <= (0.01 if size < 1e6 else 2e-6)
 
 
-def test_contributions_come_along_for_one_position_and_the_likeliest_tokens() -> None:
+def test_contributions_come_along_for_one_position_and_the_likeliest_tokens():
     seen = regard.capture(
         GPT.from_pretrained("default"),
         text="The sea was deep, the sea was",
@@ -231,7 +227,7 @@ def test_contributions_come_along_for_one_position_and_the_likeliest_tokens() ->
     assert opened(pack(Contents(captured())).blocks)[0]["attributions"] == [[]]
 
 
-def test_linear_layers_are_packed_within_rounding() -> None:
+def test_linear_layers_are_packed_within_rounding():
     seen = hybrid()
     packed = pack(Contents(seen))
     assert 0 < packed.relative < 1e-3
@@ -247,11 +243,11 @@ MODULES = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.F
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def modules(tmp_path, monkeypatch):
     """Bundles modules, passed by name, from `main`."""
     monkeypatch.setattr(bundle, "FOLDER", tmp_path)
 
-    def bundle_texts(**texts: str) -> str:
+    def bundle_texts(**texts):
         for name, text in texts.items():
             path = tmp_path / f"{name.replace('__', '/')}.js"
             path.parent.mkdir(exist_ok=True)
@@ -265,7 +261,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return bundle_texts
 
 
-def bundled(entry: str, after: str | None = None) -> set[str]:
+def bundled(entry, after=None):
     """The modules in the script of an entry."""
     script = bundle.bundle_modules(entry, after)
     return {name for name in MODULES if f"const {bundle._variable(name.removesuffix('.js'))} = " in script}
@@ -274,14 +270,14 @@ def bundled(entry: str, after: str | None = None) -> set[str]:
 SERVED = {"served_page.js", *(f"source/{name}.js" for name in ("early_meta", "http", "over_http"))}
 
 
-def test_every_module_of_the_page_is_in_a_script() -> None:
+def test_every_module_of_the_page_is_in_a_script():
     of_model = {name for name in MODULES if name.startswith("model/")}
     alone = {"source/arithmetic/worker.js", "notebook/host.js", "inflated_script.js"}  # scripts of their own
     assert bundled("whole_page") == set(MODULES) - alone - of_model - SERVED
     assert of_model <= bundled("model/worker")
 
 
-def test_a_served_page_asks_first_and_has_no_code_twice() -> None:
+def test_a_served_page_asks_first_and_has_no_code_twice():
     early, rest = bundled("source/early_meta"), bundled("served_page", after="source/early_meta")
     assert early & rest == set()
     assert early | rest >= SERVED
@@ -290,7 +286,7 @@ def test_a_served_page_asks_first_and_has_no_code_twice() -> None:
     assert not {"source/saved.js", "source/arithmetic/worker.js"} & (early | rest)
 
 
-def test_every_style_sheet_of_the_page_is_linked_and_saved() -> None:
+def test_every_style_sheet_of_the_page_is_linked_and_saved():
     sheets = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.FOLDER.rglob("*.css"))
     links = re.findall(r'href="web/([^"]+)"', (bundle.FOLDER / "index.html").read_text("utf-8"))
     assert sorted(links) == sheets
@@ -299,7 +295,7 @@ def test_every_style_sheet_of_the_page_is_linked_and_saved() -> None:
         assert (bundle.FOLDER / name).read_text("utf-8") in saved, name
 
 
-def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
+def test_the_worker_has_the_arithmetic_and_knows_no_page():
     worker = bundled("source/arithmetic/worker")
     assert {f"source/arithmetic/{name}.js" for name in ("weights", "row_steps")} <= worker
     for name in worker | bundled("model/worker"):
@@ -307,7 +303,7 @@ def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
         assert not re.search(r"\b(document|window|location|navigator)\.", text), name
 
 
-def test_what_views_share_knows_no_view() -> None:
+def test_what_views_share_knows_no_view():
     """`data` imports nothing else, and `parts` only `data`."""
     allowed = {"data": r"\./\w+", "parts": r"(\.|\.\./data)/\w+"}
     for path in MODULES:
@@ -316,7 +312,7 @@ def test_what_views_share_knows_no_view() -> None:
                 assert re.fullmatch(allowed[folder], other), f"{path} imports {other}"
 
 
-def capture_random(window: int | None, tokens: int = 90) -> regard.Capture:
+def capture_random(window, tokens=90):
     torch.manual_seed(0)
     sizes = {"vocab_size": 30, "context_length": 128, "num_layers": 3, "num_heads": 4, "d_model": 64}
     gpt = GPT(Config(**sizes, positions="rotary", window=window)).eval()
@@ -324,7 +320,7 @@ def capture_random(window: int | None, tokens: int = 90) -> regard.Capture:
 
 
 @pytest.mark.parametrize("window", [None, 20])
-def test_heads_are_chosen_on_the_first_tokens(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_chosen_on_the_first_tokens(window, monkeypatch):
     whole, first = Contents(capture_random(window)), Contents(capture_random(window, 40))
     monkeypatch.setattr(kept_heads, "RANKED", 40)
     found = [
@@ -339,9 +335,7 @@ def test_heads_are_chosen_on_the_first_tokens(window: int | None, monkeypatch: p
 
 
 @pytest.mark.parametrize("sharpness", [1, 30])
-def test_a_size_is_told_from_the_numbers_themselves(
-    sharpness: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_size_is_told_from_the_numbers_themselves(sharpness, monkeypatch):
     """Rounded numbers of heads that attend sharply take several times as many bits."""
     monkeypatch.setattr(packing, "FINE", 0)  # as in a large page
     torch.manual_seed(0)

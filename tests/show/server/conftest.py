@@ -1,24 +1,19 @@
 """Servers of a page, which are closed at the end of a test."""
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
-from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
 from tests.captures import captured
 
-Serve = Callable[..., BackgroundServer]
 SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
 
 
-def reader(text: str, report: ReportProgress) -> Capture:
+def reader(text, report):
     report("reading", 1, 2)
     if "trouble" in text:
         raise RuntimeError("the model broke down")
@@ -28,25 +23,23 @@ def reader(text: str, report: ReportProgress) -> Capture:
     return captured(len(text.split()), seed=1)
 
 
-def writer(text: str, *, tokens: int, temperature: float = 0) -> Iterator[dict[str, object]]:
+def writer(text, *, tokens, temperature=0):
     yield {"start": {"temperature": temperature}}
     for number in range(tokens):
         yield {"step": {"token": f"<{number}>"}}
 
 
-def site_of(seen: Capture | None = None, **options: Any) -> Site:
+def site_of(seen=None, **options):
     options = {"read": reader, "generate": writer, "limits": SMALL, **options}
     return Site(Contents(seen or captured(), start=None), **options)
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve():
     """Starts a server of a capture; the options are those of `Site`."""
     with ExitStack() as stack:
 
-        def start(
-            seen: Capture | None = None, *, host: str = "127.0.0.1", **options: Any
-        ) -> BackgroundServer:
+        def start(seen=None, *, host="127.0.0.1", **options):
             return stack.enter_context(BackgroundServer(site_of(seen, **options), host=host))
 
         yield start

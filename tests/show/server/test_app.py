@@ -3,31 +3,27 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import regard
-from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.shown_text import ShownText
 from regard.show.server.background import BackgroundServer
 from regard.show.server.guard import HEADERS, BoundAddress, can_tell_users, is_own_process
-from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
 from tests.captures import captured
 from tests.patience import HANGING, wait_until
 from tests.show.server.client import ask, connect, head, post
-from tests.show.server.conftest import Serve, site_of
+from tests.show.server.conftest import site_of
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[BackgroundServer]:
+def shared():
     """One server for all tests that change nothing."""
     site = site_of()
     with BackgroundServer(site) as running:
@@ -37,7 +33,7 @@ def shared() -> Iterator[BackgroundServer]:
         yield running
 
 
-def test_numbers_are_those_of_the_library(serve: Serve) -> None:
+def test_numbers_are_those_of_the_library(serve):
     seen = captured(40)
     running = serve(seen)
     m = seen[1, 3][0]
@@ -53,7 +49,7 @@ def test_numbers_are_those_of_the_library(serve: Serve) -> None:
     torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_everything_the_page_asks_for_is_there(shared: BackgroundServer) -> None:
+def test_everything_the_page_asks_for_is_there(shared):
     meta = ask(shared, "/api/meta").json
     assert meta["can"] == {"generate": True, "capture": True, "cut": False, "values": True, "retained": True}
     assert len(meta["texts"][0]["tokens"]) == 40
@@ -69,7 +65,7 @@ def test_everything_the_page_asks_for_is_there(shared: BackgroundServer) -> None
         assert ask(shared, f"/web/{path}").status == 200
 
 
-def test_only_the_files_of_the_page_are_served(shared: BackgroundServer) -> None:
+def test_only_the_files_of_the_page_are_served(shared):
     for path in (
         "/web/../server.py",
         "/web/..%2fserver.py",
@@ -81,7 +77,7 @@ def test_only_the_files_of_the_page_are_served(shared: BackgroundServer) -> None
         assert ask(shared, path).status == 404, path
 
 
-def test_without_a_model_nothing_can_be_read_or_generated(serve: Serve) -> None:
+def test_without_a_model_nothing_can_be_read_or_generated(serve):
     running = serve(read=None, generate=None)
     assert ask(running, "/api/meta").json["can"]["capture"] is False
     for path in ("/api/capture", "/api/generate"):
@@ -89,7 +85,7 @@ def test_without_a_model_nothing_can_be_read_or_generated(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/api/meta", "/web/style.css", "/nothing", "/api/tile"])
-def test_every_answer_has_the_headers_that_keep_a_browser_safe(path: str, shared: BackgroundServer) -> None:
+def test_every_answer_has_the_headers_that_keep_a_browser_safe(path, shared):
     answer = ask(shared, path)
     assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
     policy = answer.headers["content-security-policy"]
@@ -100,7 +96,7 @@ def test_every_answer_has_the_headers_that_keep_a_browser_safe(path: str, shared
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", "localhost", ""])
-def test_another_name_for_this_machine_is_refused(host: str, shared: BackgroundServer) -> None:
+def test_another_name_for_this_machine_is_refused(host, shared):
     for path in ("/", "/api/meta"):
         answer = ask(shared, path, headers={"host": host.format(port=shared.bound_address.port)})
         assert answer.status == 421
@@ -108,12 +104,12 @@ def test_another_name_for_this_machine_is_refused(host: str, shared: BackgroundS
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_its_own_names_are_served(host: str, shared: BackgroundServer) -> None:
+def test_its_own_names_are_served(host, shared):
     answer = ask(shared, "/api/meta", headers={"host": host.format(port=shared.bound_address.port)})
     assert answer.status == 200
 
 
-def test_a_page_from_elsewhere_may_not_post(serve: Serve) -> None:
+def test_a_page_from_elsewhere_may_not_post(serve):
     running = serve()
     own = f"http://127.0.0.1:{running.bound_address.port}"
     for origin, status in (
@@ -133,7 +129,7 @@ def test_a_page_from_elsewhere_may_not_post(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_without_the_key_there_is_nothing_but_the_refusal(host: str, serve: Serve) -> None:
+def test_without_the_key_there_is_nothing_but_the_refusal(host, serve):
     running = serve(host=host)
     secrets = running.bound_address.secrets
     assert len(secrets.token) >= 32
@@ -157,7 +153,7 @@ def test_without_the_key_there_is_nothing_but_the_refusal(host: str, serve: Serv
     assert len({BoundAddress("0.0.0.0", 80).secrets.token for _ in range(3)}) == 3
 
 
-def test_the_key_is_in_no_representation_and_in_no_message(shared: BackgroundServer) -> None:
+def test_the_key_is_in_no_representation_and_in_no_message(shared):
     wrong_host = ask(shared, "/", headers={"host": "evil.example"})
     shown = f"{shared!r} {shared.bound_address!r} {wrong_host.body!r} {wrong_host.headers}"
     secrets = shared.bound_address.secrets
@@ -165,7 +161,7 @@ def test_the_key_is_in_no_representation_and_in_no_message(shared: BackgroundSer
         assert secret not in shown
 
 
-def test_the_address_gives_a_cookie_for_the_page_s_files_alone(serve: Serve) -> None:
+def test_the_address_gives_a_cookie_for_the_page_s_files_alone(serve):
     first, second = serve(), serve()
     cookies = []
     for running in (first, second):
@@ -188,7 +184,7 @@ def test_the_address_gives_a_cookie_for_the_page_s_files_alone(serve: Serve) -> 
     assert stale.status == 403
 
 
-def test_a_browser_without_the_key_gets_a_page_that_says_where_it_is(shared: BackgroundServer) -> None:
+def test_a_browser_without_the_key_gets_a_page_that_says_where_it_is(shared):
     answer = ask(shared, "/", headers={"accept": "text/html,*/*"}, key=False)
     assert answer.status == 403
     assert answer.headers["content-type"].startswith("text/html")
@@ -198,9 +194,7 @@ def test_a_browser_without_the_key_gets_a_page_that_says_where_it_is(shared: Bac
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
 
 
-def test_a_ticket_is_exchanged_for_the_key_by_this_user_alone(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ticket_is_exchanged_for_the_key_by_this_user_alone(serve, monkeypatch):
     if not can_tell_users():
         pytest.skip("this system does not say whose a connection is, and makes no tickets")
     running = serve()
@@ -217,14 +211,14 @@ def test_a_ticket_is_exchanged_for_the_key_by_this_user_alone(
     assert ask(running, f"/{ticket}", key=False).status == 403
 
 
-def test_where_the_system_names_no_users_the_ticket_is_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_names_no_users_the_ticket_is_the_address(monkeypatch):
     monkeypatch.setitem(can_tell_users.__globals__, "SOCKETS", (Path("/nowhere"),))
     bound_address = BoundAddress("127.0.0.1", 5)
     assert bound_address.ticket_address == bound_address.address
     assert not is_own_process(("127.0.0.1", 6), 5)
 
 
-def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Serve) -> None:
+def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve):
     running = serve()
     answer = ask(running, "/api/capture", body={"text": "one two three"})
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -237,7 +231,7 @@ def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Serve) -> No
     assert len(ask(running, "/api/row?text=1&layer=0&head=0&row=2").floats) == 3
 
 
-def test_generating_comes_line_by_line(shared: BackgroundServer) -> None:
+def test_generating_comes_line_by_line(shared):
     asked = {"text": "a", "tokens": 2, "temperature": 0.5}
     lines = ask(shared, "/api/generate", body=asked).lines
     assert lines[0] == {"start": {"temperature": 0.5}}
@@ -274,9 +268,7 @@ def test_generating_comes_line_by_line(shared: BackgroundServer) -> None:
         ("generate", {"text": "a", "temperature": True}, 400, "temperature: expected a number from 0 to 5"),
     ],
 )
-def test_what_is_too_much_or_wrong_is_said(
-    path: str, body: Any, status: int, message: str, shared: BackgroundServer
-) -> None:
+def test_what_is_too_much_or_wrong_is_said(path, body, status, message, shared):
     answer = ask(shared, f"/api/{path}", body=body, headers={"content-type": "application/json"})
     assert answer.status == status
     assert message in answer.json["error"]
@@ -295,6 +287,8 @@ def test_what_is_too_much_or_wrong_is_said(
         ("row?text=0&layer=__class__&head=0&row=0", 404, "layer: expected one of"),
         ("row?text=5&layer=mean&head=mean&row=0", 404, "text: expected a number"),
         ("column?text=0&layer=mean&head=mean&col=999", 404, "col: expected a number"),
+        ("thumbs?text=-1&layer=0", 400, "text: expected a whole number"),
+        ("row?text=0&layer=0&head=most&row=0", 400, "head: expected a whole number"),
         ("meta/", 404, "there is nothing at this address"),
         ("row?text=0&layer=0&head=0&row=4e1", 400, "row: expected a whole number"),
         ("row?text=0&layer=0&head=0&row=" + "9" * 5000, 400, "row: expected a whole number"),
@@ -302,13 +296,13 @@ def test_what_is_too_much_or_wrong_is_said(
         ("steps?text=0&layer=0&head=0&row=999", 404, "row: expected a number"),
     ],
 )
-def test_what_is_not_there_is_said(query: str, status: int, message: str, shared: BackgroundServer) -> None:
+def test_what_is_not_there_is_said(query, status, message, shared):
     answer = ask(shared, f"/api/{query}")
     assert answer.status == status
     assert message in answer.json["error"]
 
 
-def test_a_model_that_fails_is_reported_and_the_server_goes_on(serve: Serve) -> None:
+def test_a_model_that_fails_is_reported_and_the_server_goes_on(serve):
     running = serve()
     assert ask(running, "/api/capture", body={"text": "trouble"}).lines[-1] == {
         "error": "RuntimeError: the model broke down"
@@ -320,7 +314,7 @@ def test_a_model_that_fails_is_reported_and_the_server_goes_on(serve: Serve) -> 
 
 
 @pytest.fixture
-def logged() -> Iterator[StringIO]:
+def logged():
     """What is logged. The fixture of pytest comes with a plugin that slows every small test."""
     text = StringIO()
     handler = logging.StreamHandler(text)
@@ -332,9 +326,7 @@ def logged() -> Iterator[StringIO]:
         logger.removeHandler(handler)
 
 
-def test_a_mistake_of_ours_is_answered_and_logged(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, logged: StringIO
-) -> None:
+def test_a_mistake_of_ours_is_answered_and_logged(serve, monkeypatch, logged):
     monkeypatch.setattr(ShownText, "row", lambda *_: 1 / 0)
     running = serve()
     answer = ask(running, "/api/row?text=0&layer=0&head=0&row=0")
@@ -347,7 +339,7 @@ def test_a_mistake_of_ours_is_answered_and_logged(
     assert ask(running, "/api/meta").status == 200
 
 
-def test_too_many_tokens_and_too_many_texts(serve: Serve) -> None:
+def test_too_many_tokens_and_too_many_texts(serve):
     running = serve()
     long = ask(running, "/api/capture", body={"text": "a " * 70}).lines[-1]
     assert long == {"too_long": {"tokens": 70, "most": 64}}
@@ -363,10 +355,10 @@ def test_too_many_tokens_and_too_many_texts(serve: Serve) -> None:
 class Slow:
     """A reader that goes on until it is let go or nobody waits for it, and says which of the two it was."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.began, self.go_on, self.stopped = threading.Event(), threading.Event(), threading.Event()
 
-    def __call__(self, text: str, report: ReportProgress) -> Capture:
+    def __call__(self, text, report):
         try:
             for number in range(3000):
                 report("reading", number, 3000)
@@ -379,7 +371,7 @@ class Slow:
         raise AssertionError("nobody let it go")
 
 
-def test_one_text_is_read_at_a_time_and_others_are_refused(serve: Serve) -> None:
+def test_one_text_is_read_at_a_time_and_others_are_refused(serve):
     slow = Slow()
     running = serve(read=slow)
     with closing(connect(running, post(running, "/api/capture", b'{"text": "a"}'))):
@@ -394,7 +386,7 @@ def test_one_text_is_read_at_a_time_and_others_are_refused(serve: Serve) -> None
     assert ask(running, "/api/generate", body={"text": "b"}).status == 200
 
 
-def test_the_work_ends_when_the_one_who_asked_has_left(serve: Serve) -> None:
+def test_the_work_ends_when_the_one_who_asked_has_left(serve):
     slow = Slow()
     running = serve(read=slow)
     connect(running, post(running, "/api/capture", b'{"text": "a"}')).close()
@@ -403,7 +395,7 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Serve) -> None:
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
 
-def test_a_slow_client_holds_nobody_up(shared: BackgroundServer) -> None:
+def test_a_slow_client_holds_nobody_up(shared):
     whole = head(shared, "GET /api/meta")
     with ExitStack() as stack:
         slow = [stack.enter_context(closing(connect(shared, whole[:30]))) for _ in range(10)]
@@ -414,12 +406,12 @@ def test_a_slow_client_holds_nobody_up(shared: BackgroundServer) -> None:
     assert ask(shared, "/api/meta").status == 200
 
 
-def test_a_request_that_announces_too_much_is_refused_before_it_comes(shared: BackgroundServer) -> None:
+def test_a_request_that_announces_too_much_is_refused_before_it_comes(shared):
     with closing(connect(shared, post(shared, "/api/capture", b"{", length=999_999_999))) as client:
         assert b" 413 " in client.recv(4096).splitlines()[0]
 
 
-def test_a_request_that_breaks_off_is_no_mistake_of_ours(serve: Serve, logged: StringIO) -> None:
+def test_a_request_that_breaks_off_is_no_mistake_of_ours(serve, logged):
     running = serve()
     with closing(connect(running, post(running, "/api/capture", b'{"te', length=99))):
         time.sleep(0.2)
@@ -427,11 +419,11 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(serve: Serve, logged: S
     assert "failed" not in logged.getvalue()
 
 
-def test_work_that_nobody_waits_for_is_dropped(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
+def test_work_that_nobody_waits_for_is_dropped(serve, monkeypatch):
+    begun = []
     let_go = threading.Event()
 
-    def row(self: ShownText, layer: str, head: int, row: int, quantity: object) -> torch.Tensor:
+    def row(self, layer, head, row, quantity):
         begun.append(row)
         let_go.wait(HANGING)
         return torch.zeros(1)
@@ -451,9 +443,7 @@ def test_work_that_nobody_waits_for_is_dropped(serve: Serve, monkeypatch: pytest
     waiting[0].close()
 
 
-def test_it_cuts_connections_whose_answers_do_not_come_in_time(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_cuts_connections_whose_answers_do_not_come_in_time(serve, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(ShownText, "row", lambda *_: (began.set(), go_on.wait(HANGING)))
     running = serve()
@@ -467,7 +457,7 @@ def test_it_cuts_connections_whose_answers_do_not_come_in_time(
     go_on.set()
 
 
-def test_a_text_that_was_removed_has_no_answer_and_is_no_error(serve: Serve) -> None:
+def test_a_text_that_was_removed_has_no_answer_and_is_no_error(serve):
     running = serve()
     number = running.site.contents.add(captured(12))
     running.site.contents.remove(number)
@@ -475,9 +465,7 @@ def test_a_text_that_was_removed_has_no_answer_and_is_no_error(serve: Serve) -> 
     assert ask(running, f"/api/row?text={number + 1}&layer=0&head=0&row=3").status == 404
 
 
-def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(serve, tmp_path, monkeypatch):
     for owner, name in ((ShownText, "telling"), (Contents, "prepare_first_view")):  # which would read a layer
         monkeypatch.setattr(owner, name, lambda *_: 0)
     captured(12, layers=3).save(tmp_path / "capture")
@@ -497,7 +485,7 @@ def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
     assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 200
 
 
-def test_more_connections_than_allowed_are_answered_with_503(serve: Serve) -> None:
+def test_more_connections_than_allowed_are_answered_with_503(serve):
     running = serve(limits=Limits(connections=4))
     silent = [connect(running) for _ in range(4)]
     wait_until(lambda: len(running._server.server_state.connections) == 4)
@@ -509,9 +497,7 @@ def test_more_connections_than_allowed_are_answered_with_503(serve: Serve) -> No
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("key", [False, True])
-def test_a_refusal_can_be_read_by_one_who_is_still_sending(
-    chunked: bool, key: bool, shared: BackgroundServer
-) -> None:
+def test_a_refusal_can_be_read_by_one_who_is_still_sending(chunked, key, shared):
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {8 << 20}"
     begun = head(shared, "POST /api/capture", "Content-Type: application/json", length)
     part = b"100000\r\n" + b" " * (1 << 20) + b"\r\n" if chunked else b" " * (1 << 20)

@@ -3,130 +3,92 @@
 import gzip
 import json
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
-from typing import Any
 
 import pytest
 
-from regard.recorder import Capture
 from regard.show.data.contents import Contents
-from regard.show.data.cuts import Cut, HeadCut
+from regard.show.data.cuts import HeadCut
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import StoppedError
 from regard.show.server.opening_site import CANCELLED, OpeningSite
 from regard.show.server.work_queue import WorkQueue
 from tests.captures import captured, predicted
 from tests.patience import HANGING
-from tests.show.server.client import ask, connect, post
-from tests.show.server.conftest import Serve
+from tests.show.server.client import ask, begin, connect, post
 
 
 @pytest.fixture
-def running() -> Iterator[BackgroundServer]:
+def running():
     with BackgroundServer(OpeningSite()) as server:
         yield server
 
 
-@pytest.fixture
-def begin() -> Iterator[Callable[..., Any]]:
-    """Gives a response of which nothing is read yet, also one that refuses."""
-    with ExitStack() as stack:
-
-        def request(running: BackgroundServer, path: str, body: Any = None, **headers: str) -> Any:
-            origin, _, token = running.address.partition("?token=")
-            words = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-            words |= {name.replace("_", "-"): value for name, value in headers.items()}
-            data = None if body is None else json.dumps(body).encode()
-            asked = urllib.request.Request(origin + path, data, words)
-            try:
-                return stack.enter_context(urllib.request.urlopen(asked, timeout=HANGING))
-            except urllib.error.HTTPError as refusal:
-                return stack.enter_context(refusal)
-
-        yield request
-
-
-def site_of(running: BackgroundServer) -> OpeningSite:
-    assert isinstance(running.site, OpeningSite)
-    return running.site
-
-
-def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_something(
-    running: BackgroundServer, begin: Callable[..., Any]
-) -> None:
-    site = site_of(running)
-    metas: list[Any] = []
-    waiting = threading.Thread(target=lambda: metas.append(json.load(begin(running, "api/meta"))))
+def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_something(running):
+    site = running.site
+    metas = []
+    waiting = threading.Thread(target=lambda: metas.append(ask(running, "/api/meta").json))
     waiting.start()
-    lines = begin(running, "api/opening", {})
-    assert json.loads(lines.readline()) == {"progress": {"doing": "opening", "done": 0, "of": 0}}
-    site.report("reading the text", 3, 30)
-    assert json.loads(lines.readline()) == {"progress": {"doing": "reading the text", "done": 3, "of": 30}}
-    assert begin(running, "api/capture", {"text": "a"}).status == 409
-    assert metas == []
-    site.open(Site(Contents(captured(12))))
-    assert json.loads(lines.readline()) == {"ready": True}
-    assert lines.readline() == b""
+    with begin(running, "/api/opening", body={}) as lines:
+        assert json.loads(lines.readline()) == {"progress": {"doing": "opening", "done": 0, "of": 0}}
+        site.report("reading the text", 3, 30)
+        assert json.loads(lines.readline()) == {
+            "progress": {"doing": "reading the text", "done": 3, "of": 30}
+        }
+        assert ask(running, "/api/capture", body={"text": "a"}).status == 409
+        assert metas == []
+        site.open(Site(Contents(captured(12))))
+        assert json.loads(lines.readline()) == {"ready": True}
+        assert lines.readline() == b""
     waiting.join(HANGING)
     assert metas[0]["model"] == "random"
-    assert begin(running, "api/opening", {}).read() == b'{"ready": true}\n'  # who comes late
-    assert begin(running, "api/cancel", {}).status == 409
-    assert begin(running, "api/row?text=0&layer=0&head=0&row=3").status == 200
+    assert ask(running, "/api/opening", body={}).lines == [{"ready": True}]  # who comes late
+    assert ask(running, "/api/cancel", body={}).status == 409
+    assert ask(running, "/api/row?text=0&layer=0&head=0&row=3").status == 200
 
 
-def test_a_failure_is_a_sentence_for_those_who_follow_who_wait_and_who_come_later(
-    running: BackgroundServer, begin: Callable[..., Any]
-) -> None:
-    lines = begin(running, "api/opening", {})
-    lines.readline()
-    site_of(running).fail("model: there is no such model")
-    assert json.loads(lines.readline()) == {"error": "model: there is no such model"}
-    meta = begin(running, "api/meta")
-    assert (meta.status, json.load(meta)) == (503, {"error": "model: there is no such model"})
-    late = begin(running, "api/opening", {})
-    assert json.loads(late.readline()) == {"error": "model: there is no such model"}
+def test_a_failure_is_a_sentence_for_those_who_follow_who_wait_and_who_come_later(running):
+    failure = {"error": "model: there is no such model"}
+    with begin(running, "/api/opening", body={}) as lines:
+        lines.readline()
+        running.site.fail("model: there is no such model")
+        assert json.loads(lines.readline()) == failure
+    meta = ask(running, "/api/meta")
+    assert (meta.status, meta.json) == (503, failure)
+    assert ask(running, "/api/opening", body={}).lines == [failure]
 
 
-def test_a_reader_can_cancel_it(begin: Callable[..., Any]) -> None:
+def test_a_reader_can_cancel_it():
     cancelled = threading.Event()
     with BackgroundServer(OpeningSite(on_cancel=cancelled.set)) as running:
-        site = site_of(running)
-        site.report("reading the text", 0, 2)
-        assert begin(running, "api/cancel", {}).status == 200
+        running.site.report("reading the text", 0, 2)
+        assert ask(running, "/api/cancel", body={}).status == 200
         assert cancelled.is_set()
         with pytest.raises(StoppedError):
-            site.report("reading the text", 1, 2)
-        assert json.load(begin(running, "api/meta")) == {"error": CANCELLED}
+            running.site.report("reading the text", 1, 2)
+        assert ask(running, "/api/meta").json == {"error": CANCELLED}
 
 
-def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who_can(
-    running: BackgroundServer, begin: Callable[..., Any]
-) -> None:
-    page = begin(running, f"?{running.address.partition('?')[2]}")
-    assert b"web/main.js" in page.read()
+def test_the_page_s_files_are_there_before_the_data_and_compressed_for_those_who_can(running):
+    page = ask(running, f"/?{running.address.partition('?')[2]}")
+    assert b"web/main.js" in page.body
     cookie = page.headers["set-cookie"].partition(";")[0]
-    bodies = {}
+    bodies, kinds = set(), []
     for encoding in ("identity", "gzip", "br, gzip;q=0.5", "*"):
-        answer = begin(running, "web/main.js", cookie=cookie, accept_encoding=encoding)
-        body = answer.read()
-        if answer.headers["content-encoding"] == "gzip":
-            body = gzip.decompress(body)
-        bodies[encoding] = (answer.headers["content-encoding"], body)
-    assert {body for _, body in bodies.values()} == {bodies["identity"][1]}
-    assert [kind for kind, _ in bodies.values()] == [None, "gzip", "gzip", None]
+        answer = ask(running, "/web/main.js", headers={"cookie": cookie, "accept-encoding": encoding})
+        kinds.append(answer.headers.get("content-encoding"))
+        bodies.add(gzip.decompress(answer.body) if kinds[-1] == "gzip" else answer.body)
+    assert len(bodies) == 1
+    assert kinds == [None, "gzip", "gzip", None]
 
 
-def test_urgent_work_runs_while_patient_work_does() -> None:
+def test_urgent_work_runs_while_patient_work_does():
     queue, begun, go = WorkQueue(1), threading.Event(), threading.Event()
-    order: list[str] = []
+    order = []
 
-    def block() -> None:
+    def block():
         begun.set()
         assert go.wait(HANGING)
 
@@ -144,10 +106,10 @@ def test_urgent_work_runs_while_patient_work_does() -> None:
     queue.shutdown()
 
 
-def test_what_waits_at_the_end_is_cancelled() -> None:
+def test_what_waits_at_the_end_is_cancelled():
     queue, begun, go = WorkQueue(1), threading.Event(), threading.Event()
 
-    def block() -> None:
+    def block():
         begun.set()
         assert go.wait(HANGING)
 
@@ -162,7 +124,7 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
 HEAD = {"kind": "head", "layer": "1", "head": 2}
 
 
-def rerun(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+def rerun(seen, cuts, report):
     report("reading", 1, 2)
     if HeadCut("0", 3) in cuts:
         raise ValueError("block: no attention call was edited")
@@ -170,12 +132,12 @@ def rerun(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture
 
 
 @pytest.fixture
-def serve(serve: Serve) -> Serve:
+def serve(serve):
     """Starts a server that can run with something cut."""
     return partial(serve, predicted(captured(12)), run_cut=rerun)
 
 
-def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Serve) -> None:
+def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve):
     running = serve()
     assert ask(running, "/api/meta").json["can"]["cut"] is True
     lines = ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines
@@ -206,16 +168,14 @@ def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Serve) -> None:
         (b"[]", 400, "expected a JSON object"),
     ],
 )
-def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(
-    body: Any, status: int, message: str, serve: Serve
-) -> None:
+def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(body, status, message, serve):
     running = serve()
     answer = ask(running, "/api/cut", body=body, headers={"content-type": "application/json"})
     assert (answer.status, message in answer.json["error"]) == (status, True)
     assert len(ask(running, "/api/meta").json["texts"]) == 1
 
 
-def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Serve) -> None:
+def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve):
     running = serve()
     assert ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines[-1] == {"text": 1}
     wrong = [{"kind": "head", "layer": "0", "head": 3}]
@@ -224,7 +184,7 @@ def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Serve) -> N
     assert ask(running, "/api/meta").json["texts"][1]["removed"] is False
 
 
-def test_edited_runs_take_no_text_s_place(serve: Serve) -> None:
+def test_edited_runs_take_no_text_s_place(serve):
     running = serve()
     for number in range(4):
         lines = ask(running, "/api/cut", body={"text": 0, "cuts": [{**HEAD, "head": number}]}).lines
@@ -234,10 +194,10 @@ def test_edited_runs_take_no_text_s_place(serve: Serve) -> None:
     assert ask(running, "/api/capture", body={"text": "a b c"}).status == 409
 
 
-def test_one_run_at_a_time_and_it_stops_with_its_client(serve: Serve) -> None:
+def test_one_run_at_a_time_and_it_stops_with_its_client(serve):
     begun, gone, stopped = threading.Event(), threading.Event(), threading.Event()
 
-    def slow(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+    def slow(seen, cuts, report):
         begun.set()
         try:
             while True:

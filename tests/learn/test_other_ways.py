@@ -1,9 +1,11 @@
-"""Lessons 13 to 17: what learners do beside the usual mistakes, and the answer that they get."""
+"""What learners do beside the usual mistakes: other ways that are right, or are not the lesson's."""
 
+import re
 from itertools import combinations
 from types import ModuleType
 
 import pytest
+import torch
 
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
@@ -21,7 +23,7 @@ from regard.learn.judges import (
 from regard.learn.judges.common.functions import FunctionTask
 from regard.learn.judges.common.relations import TOLERANCE, largest_difference
 from regard.learn.wrong_ways import define, hint_for
-from tests.learn.in_process import judged, program_with
+from tests.learn.in_process import judge_one, judged, outcomes_of_solution, program_with, task_with
 from tests.sampling import share
 
 JUDGES = (similarity, positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
@@ -30,28 +32,42 @@ FUNCTIONS = [
     *(thing for judge in JUDGES for thing in vars(judge).values() if isinstance(thing, FunctionTask)),
 ]
 
+FILLED = "scores.masked_fill(~visible, -torch.inf)"
+OTHER = "changed[:, t] = torch.randn_like(x[:, t])"
+MOVED = "not torch.allclose(out[:, :t], out_changed[:, :t])"
 KEYS = "k = k.repeat_interleave(H // G, dim=1)"
 NEAR, VISIBLE = "key > query - window", "causal & (near | first)"
 HIGHEST = "torch.maximum(highest, scores.amax(dim=-1))"
 WRITE = "state + torch.outer(k[t], v[t])  #"
 PRODUCTS = "torch.maximum(q * lowest, q * highest)"
+# A lesson, what is replaced in its solution, by what, and what is said to it beside that it is right.
+OTHER_WAYS = [
+    (2, ", bias=False", "", "Your W_k has a bias"),
+    (2, "q @ k.mT", "q @ k.mT / k.shape[-1] ** 0.5", "which is lesson 3"),
+    (4, FILLED, "scores.masked_fill(~visible, -1e9)", "One warning, finite-mask-value"),
+    (4, FILLED, "torch.where(visible, scores, -torch.inf)", ""),
+    (5, ", persistent=False", "", "One warning, persistent-mask"),
+    (4, OTHER, "changed[:, t] = 0", ""),
+    (4, OTHER, "changed[:, t] += 1", ""),
+    (4, MOVED, "not torch.equal(out[:, :t], out_changed[:, :t])", "compares bit for bit"),
+    (4, MOVED, "(out[:, :t] != out_changed[:, :t]).any()", "compares bit for bit"),
+    (13, KEYS, "k = k[:, :, None].expand(-1, -1, H // G, -1, -1).flatten(1, 2)", ""),
+    (14, NEAR, "query - key < window", ""),
+    (14, VISIBLE, "causal * (near + first)", ""),
+    (15, HIGHEST, "torch.max(highest, scores.max(dim=-1).values)", ""),
+    (16, WRITE, "state + k[t][:, None] * v[t]  #", ""),
+    (17, PRODUCTS, "torch.where(q > 0, q * highest, q * lowest)", ""),
+    (17, "bounds.topk(count, dim=-1).indices", "bounds.argsort(dim=-1, descending=True)[:, :count]", ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("number", "right", "other"),
-    [
-        (13, KEYS, "k = k[:, :, None].expand(-1, -1, H // G, -1, -1).flatten(1, 2)"),
-        (14, NEAR, "query - key < window"),
-        (14, VISIBLE, "causal * (near + first)"),
-        (15, HIGHEST, "torch.max(highest, scores.max(dim=-1).values)"),
-        (16, WRITE, "state + k[t][:, None] * v[t]  #"),
-        (17, PRODUCTS, "torch.where(q > 0, q * highest, q * lowest)"),
-        (17, "bounds.topk(count, dim=-1).indices", "bounds.argsort(dim=-1, descending=True)[:, :count]"),
-    ],
-)
-def test_another_right_way_is_right(number, right, other, tmp_path):
-    outcomes = judged(get_lesson(number), program_with(number, (right, other)), tmp_path)
-    assert {outcome.status for outcome in outcomes} == {"done"}, outcomes
+@pytest.mark.parametrize(("number", "right", "other", "said"), OTHER_WAYS)
+def test_another_right_way_is_right(number, right, other, said):
+    lesson = get_lesson(number)
+    outcome = judge_one(lesson, task_with(lesson, right), program_with(number, (right, other)))
+    assert outcome.status == "done", outcome
+    assert said in outcome.message
+    assert said or not re.search("warning|bit for bit", outcome.message)
 
 
 def _body(number, start, end):
@@ -179,3 +195,24 @@ def test_an_error_is_told_once_and_with_its_line(tmp_path):
     outcome = judged(get_lesson(13), program, tmp_path)[1]
     assert outcome.message.startswith("line 36, scores = ")
     assert outcome.message.count("RuntimeError") == 1
+
+
+GOLDEN = {  # the weights of "model" on the running example
+    2: [0.1796, 0.1950, 0.1957, 0.1390, 0.1260, 0.1645],
+    3: [0.1762, 0.1868, 0.1872, 0.1470, 0.1372, 0.1656],
+    4: [0.4855, 0.5145, 0.0, 0.0, 0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_the_picture_holds_the_weights_of_the_running_example(number):
+    found = [outcome.picture for outcome in outcomes_of_solution(number) if outcome.picture]
+    assert len(found) == 1
+    assert torch.tensor(found[0].weights[0][1]).numpy() == pytest.approx(GOLDEN[number], abs=6e-5)
+
+
+def test_a_hint_has_no_names_that_the_code_has_not(tmp_path):
+    also = ("torch.softmax(scores, dim=-1)", "torch.softmax(rows, dim=-1).transpose(0, 1)")
+    program = program_with(2, ("scores = q @ k.mT", "rows = q @ k.mT"), also)
+    (outcome,) = (o for o in judged(get_lesson(2), program, tmp_path) if o.status == "wrong")
+    assert outcome.hint.endswith("and should be (2, 5, 5); line 39: weights = torch.softmax(rows, dim=-1)")
