@@ -37,13 +37,6 @@ class KeysNormalised(Projected):
         return q @ (k.softmax(-2).mT @ v)
 
 
-class Efficient(Projected):
-    """Efficient attention: a softmax of the queries over channels, of the keys over tokens."""
-
-    def mix(self, q, k, v):
-        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
-
-
 class OnPictures(nn.Module):
     """The first one on pictures, with convolutions of one pixel."""
 
@@ -225,11 +218,6 @@ def sigmoid_weights(q, k, v):
     """A sigmoid of every score, with the weights."""
     weights = torch.sigmoid(q @ k.mT / math.sqrt(q.shape[-1]))
     return weights @ v, weights
-
-
-def keys_normalised(q, k, v):
-    """Linear attention on split heads."""
-    return torch.einsum("bhde,bhnd->bhne", torch.einsum("bhnd,bhne->bhde", k.softmax(-2), v), q)
 
 
 def cosine_kernel(q, k, v):

@@ -40,12 +40,6 @@ def padding_hides(q, k, v, key_padding_mask=None):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def padding_stated(q, k, v, key_padding_mask=None):
-    """key_padding_mask (B, S): True = keep."""
-    mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
 class PaddingKeeps(nn.Module):
     """A module with flash-attn's convention."""
 
@@ -245,25 +239,12 @@ def log_space(q, k, v):
     return torch.log_softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1).exp() @ v
 
 
-def by_lse(q, k, v):
-    """Weights as exp(score − lse), and the lse."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    lse = torch.logsumexp(scores, -1)
-    return (scores - lse[..., None]).exp() @ v, lse
-
-
 def merged_batch(q, k, v):
     """Heads in the axis of the batch, and baddbmm."""
     B, H, _, D = q.shape
     q, k, v = (t.flatten(0, 1) for t in (q, k, v))
     scores = torch.baddbmm(q.new_zeros(1, 1, 1), q, k.mT, beta=0.0, alpha=D**-0.5)
     return (scores.softmax(-1) @ v).unflatten(0, (B, H))
-
-
-def scale_on_both(q, k, v):
-    """A fourth root on queries and on keys."""
-    root = q.shape[-1] ** -0.25
-    return ((q * root) @ (k * root).mT).softmax(-1) @ v
 
 
 def base_two(q, k, v):

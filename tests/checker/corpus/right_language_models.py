@@ -235,21 +235,6 @@ class InterleavedPartial(nn.Module):
         return self.out_proj(mixed.transpose(1, 2).reshape(B, T, C))
 
 
-class Float32Angles(FourLayers):
-    """Angles in float32, whatever the inputs are, and 100,000 as their base."""
-
-    bias = False
-
-    def forward(self, x):
-        q, k, v = self.project(x, x, x)
-        T, D = q.shape[-2:]
-        freqs = 1.0 / (100000.0 ** (torch.arange(0, D, 2, dtype=torch.float32) / D))
-        angles = torch.outer(torch.arange(T, dtype=torch.float32), freqs).repeat(1, 2)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
-        return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True))
-
-
 class FalconMultiQuery(nn.Module):
     """One key and value head; the fused projection holds all queries, then one key and one value."""
 
@@ -266,39 +251,6 @@ class FalconMultiQuery(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q), is_causal=True)
         return self.dense(mixed.transpose(1, 2).reshape(B, T, -1))
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a learned weight."""
-
-    def __init__(self, dim, eps=1e-6):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
-
-    def forward(self, x):
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
-
-
-class QwenNorms(nn.Module):
-    """An RMS norm of every head's queries and keys, then rotary positions."""
-
-    def __init__(self, d_model, num_heads, num_kv_heads):
-        super().__init__()
-        D = d_model // num_heads
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, D
-        self.q_proj = nn.Linear(d_model, d_model, bias=False)
-        self.k_proj = nn.Linear(d_model, num_kv_heads * D, bias=False)
-        self.v_proj = nn.Linear(d_model, num_kv_heads * D, bias=False)
-        self.o_proj = nn.Linear(d_model, d_model, bias=False)
-        self.q_norm, self.k_norm, self.rope = RMSNorm(D), RMSNorm(D), RotaryModule(D, base=1e6)
-
-    def forward(self, x):
-        B, T, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(B, T, self.num_heads, -1)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(B, T, self.num_kv_heads, -1)).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, self.num_kv_heads, -1).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(self.rope(q), self.rope(k), v, is_causal=True, enable_gqa=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
 class CohereNorms(FourLayers):
@@ -352,7 +304,7 @@ class LearnedNormScale(nn.Module):
 
 
 PARTS = ("ModelArgs", "precompute_freqs_cis", "rotate_complex", "rotate_half", "repeat_kv")
-PARTS += ("RotaryModule", "RMSNorm", "CosSinArguments")
+PARTS += ("RotaryModule", "CosSinArguments")
 ENTRIES = [
     *all_right(__name__, *PARTS),
     right(CosSinArguments, true_means="hide"),

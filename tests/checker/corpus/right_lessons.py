@@ -57,25 +57,6 @@ class SharedPerHead(nn.Module):
         return self.out(torch.matmul(scores, v).transpose(1, 2).reshape(B, T, -1))
 
 
-class KeywordOnly(nn.Module):
-    """The forward pass takes nothing by position."""
-
-    def __init__(self, d_model=48, n_heads=4):
-        super().__init__()
-        self.n_heads = n_heads
-        self.wq, self.wk = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.wv, self.wo = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, *, hidden_states, attention_mask=None):
-        B, T, C = hidden_states.shape
-        q, k, v = (
-            layer(hidden_states).view(B, T, self.n_heads, -1).transpose(1, 2)
-            for layer in (self.wq, self.wk, self.wv)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
-        return self.wo(mixed.transpose(1, 2).reshape(B, T, C))
-
-
 class Temperature(nn.Module):
     """The innermost module of a well-known translation: divided by a constant temperature."""
 
@@ -276,22 +257,6 @@ class MaskIsAdded(nn.Module):
         return self.dense(mixed.view(mixed.size(0), -1, self.num_heads * self.depth)), weights
 
 
-class CrossFromMemory(nn.Module):
-    """Queries from the decoder, keys and values from a memory of another width."""
-
-    def __init__(self, query_dim, context_dim, heads=4, dim_head=8):
-        super().__init__()
-        self.heads, inner = heads, heads * dim_head
-        self.to_q = nn.Linear(query_dim, inner, bias=False)
-        self.to_kv = nn.Linear(context_dim, 2 * inner, bias=False)
-        self.to_out = nn.Linear(inner, query_dim)
-
-    def forward(self, x, context):
-        q, (k, v) = self.to_q(x), self.to_kv(context).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
 class BeforeItsNorm(nn.Module):
     """The norm inside, before the projections, and the residual outside."""
 
@@ -325,17 +290,6 @@ class AddsItself(nn.Module):
         q, k, v = (f(y).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.o(mixed.transpose(1, 2).flatten(2))
-
-
-class AddsItselfInFloat32(AddsItself):
-    """The same with a softmax in float32, whatever the inputs are."""
-
-    def forward(self, x):
-        y = self.ln(x)
-        q, k, v = (f(y).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
-        return x + self.o((weights @ v).transpose(1, 2).flatten(2))
 
 
 ENTRIES = [
