@@ -10,6 +10,7 @@ from tests.interventions.references import (
     eager_copy,
     inputs_of,
     layer_modules,
+    logits,
     masked_edges,
     replaced_slice,
 )
@@ -17,11 +18,6 @@ from tests.sampling import combine, share
 
 IMPLEMENTATIONS = ("sdpa", "eager", "regard")
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}  # eager float32 against fused float32, through three layers
-
-
-def logits(model, inputs):
-    with torch.no_grad():
-        return model(**inputs).logits
 
 
 def model_with(family, implementation):

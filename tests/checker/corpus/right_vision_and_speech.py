@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import all_right, right
-from tests.checker.layers import FusedHeads
+from tests.checker.layers import FourLayers, FusedHeads
 
 
 class ViTLayerNorms(FusedHeads):
@@ -88,20 +88,18 @@ class ImagesLast(nn.Module):
         return self.proj(x)
 
 
-class PerceiverPool(nn.Module):
+class PerceiverPool(FourLayers):
     """The latents are a parameter of the module: the output has their number."""
 
+    bias = False
+
     def __init__(self, dim, num_latents=5, heads=4):
-        super().__init__()
-        self.heads = heads
+        super().__init__(dim, heads)
         self.latents = nn.Parameter(torch.randn(num_latents, dim))
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
     def forward(self, x):
         latents = self.latents.expand(x.shape[0], -1, -1)
-        q, k, v = self.to_q(latents), self.to_k(x), self.to_v(x)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.finish(F.scaled_dot_product_attention(*self.project(latents, x, x)))
 
 
 class ClipText(nn.Module):
