@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,7 +31,7 @@ LOADED = {
 IN_CSS = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
 
 
-def build_once(folder: Path) -> Path:
+def build_once(folder):
     """Build the site into a folder that several workers share; the first builds, the others wait."""
     out = folder / "site" / "docs"
     out.parent.mkdir(exist_ok=True)
@@ -45,7 +44,7 @@ def build_once(folder: Path) -> Path:
     return out
 
 
-def link_documents(folder: Path) -> None:
+def link_documents(folder):
     """Let Sphinx read and link all that the site shows, and write no page of it, which takes the longest.
 
     To be run in a process of its own, since Sphinx changes more of a process than a test may.
@@ -65,7 +64,7 @@ def link_documents(folder: Path) -> None:
 class Page(HTMLParser):
     """What an HTML file has: anchors, links, what it loads, formulas, and inline code with the link on it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
         self.anchors: set[str] = set()
         self.links: list[str] = []
@@ -76,7 +75,7 @@ class Page(HTMLParser):
         self._open: list[tuple[str, str | None]] = []
         self.feed(path.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attributes):
         values = {name: value or "" for name, value in attributes}
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         self.formulas += tag == "math"
@@ -89,11 +88,11 @@ class Page(HTMLParser):
         if tag not in ("br", "hr", "img", "input", "link", "meta", "path", "source", "wbr"):
             self._open.append((tag, values.get("href")))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         while self._open and self._open.pop()[0] != tag:
             pass
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         tags = [tag for tag, _ in self._open]
         if "style" in tags:
             self.loaded += in_css(data)
@@ -103,22 +102,22 @@ class Page(HTMLParser):
             self.prose += data
 
 
-def in_css(text: str) -> list[str]:
+def in_css(text):
     """Return what a style sheet loads."""
     return [url or imported for url, imported in IN_CSS.findall(text)]
 
 
 @cache
-def read(path: Path) -> Page:
+def read(path):
     return Page(path)
 
 
-def pages(folder: Path) -> list[Path]:
+def pages(folder):
     """Return every page of the site; the saved pages of Regard have tests of their own."""
     return sorted(path for path in folder.rglob("*.html") if "_static" not in path.parts)
 
 
-def broken_links(folder: Path) -> Iterator[str]:
+def broken_links(folder):
     """Yield each link between the files of a site that leads to no file, or to no anchor of it."""
     files = set(folder.rglob("*"))
     for path in pages(folder):
@@ -131,25 +130,25 @@ def broken_links(folder: Path) -> Iterator[str]:
                 yield f"{path.relative_to(folder)}: {address}"
 
 
-def resolve(path: Path, address: str) -> Path:
+def resolve(path, address):
     """Return the file that an address on a page leads to."""
     name = unquote(urlsplit(address).path)
     return Path(os.path.normpath(path.parent / name)) if name else path
 
 
-def targets(path: Path) -> list[Path]:
+def targets(path):
     """Return the files of the site that the links of a page lead to."""
     return [resolve(path, link) for link in read(path).links if not urlsplit(link).scheme]
 
 
-def _has_anchor(path: Path, anchor: str) -> bool:
+def _has_anchor(path, anchor):
     """Whether a file has an anchor; what follows # in the address of a saved page is its state."""
     if not anchor or path.suffix != ".html" or "_static" in path.parts:
         return True
     return anchor in read(path).anchors
 
 
-def external_resources(folder: Path) -> Iterator[str]:
+def external_resources(folder):
     """Yield each address outside of the site that a page or a style sheet of it loads."""
     loaded = [(path, address) for path in pages(folder) for address in read(path).loaded]
     for path in [*folder.rglob("*.css"), *folder.rglob("*.svg")]:

@@ -24,19 +24,19 @@ HOSTILE = [
 
 
 def captured(
-    T: int = 40,
+    T=40,
     *,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    width: int = 8,
-    tokens: list[str] | None = None,
-    model: str = "random",
-    values: bool = True,
-    mask: regard.Mask = regard.causal,
-    boundary: int | None = None,
-    seed: int = 0,
-) -> Capture:
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    width=8,
+    tokens=None,
+    model="random",
+    values=True,
+    mask=regard.causal,
+    boundary=None,
+    seed=0,
+):
     """A capture of one text whose heads look at what is near, and at the first token."""
     draw = torch.Generator().manual_seed(seed)
     found = []
@@ -51,7 +51,7 @@ def captured(
     return Capture(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)
 
 
-def hybrid(T: int = 24, *, heads: int = 4, width: int = 8, seed: int = 0) -> Capture:
+def hybrid(T=24, *, heads=4, width=8, seed=0):
     """A capture of three linear layers and one of softmax attention.
 
     They have a gated delta rule, one whose channels decay apart, and a decay with a skip, as in Mamba-2.
@@ -75,11 +75,8 @@ def hybrid(T: int = 24, *, heads: int = 4, width: int = 8, seed: int = 0) -> Cap
     return seen
 
 
-def predicted(
-    seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1
-) -> Capture:
+def predicted(seen, *, words=None, vocabulary=40, seed=1):
     """The same capture with predictions from random logits; the words are t0, t1, … unless they are given."""
-    assert seen.ids is not None
     draw = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(*seen.ids.shape, vocabulary, generator=draw)
     names = words or [f" t{n}" for n in range(vocabulary)]
@@ -89,15 +86,14 @@ def predicted(
     return seen
 
 
-def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:
+def layer_of(m, number=0, stack=""):
     """A layer with this map, certified of nothing."""
     evidence = Evidence(0.0, 1.0, 0.0, m.matrix[2], m.matrix[2], str(m.mask), m.scale)
     return Layer(number, f"h.{number}", stack, m, evidence, range(m.matrix[1]))
 
 
-def surveyed(seen: Capture) -> SurveyResult:
+def surveyed(seen):
     """A survey whose corpus is the text of a capture; its tokens have hostile texts."""
-    assert seen.ids is not None
     maps = [layer.map for layer in seen.layers]
     table = replace(describe([(maps, seen.ids)]), texts=1, tokens=seen.ids.numel(), model=seen.model)
     examples = [collect_examples(m, seen.ids, 0, 2) for m in maps]

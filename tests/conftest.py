@@ -8,8 +8,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
 import matplotlib
@@ -47,13 +45,13 @@ def pytest_report_header():
 FORKING = {"forks", "ranks", "short_runs"}  # what a module imports whose tests fork
 
 
-def shares_a_process(item: pytest.Item) -> bool:
+def shares_a_process(item):
     """Whether a test needs Chromium or the server that forks, which take ten seconds to start."""
     forks = FORKING & vars(item.module).keys() if isinstance(item, pytest.Function) else None
     return bool(forks) or "browser" in getattr(item, "fixturenames", ())
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Leave out what is tested at length only, unless every case is run or a test is named.
 
     What shares a process comes first, in the half of one worker: the other starts none then.
@@ -112,7 +110,7 @@ def _same_file_start(request):
 
 
 @pytest.fixture
-def quiet_transformers() -> Iterator[None]:
+def quiet_transformers():
     """Transformers says nothing about small models with random weights but its errors."""
     logger = logging.getLogger("transformers")
     level = logger.level
@@ -122,7 +120,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The documentation site, built once for all workers: the folder of its HTML."""
     alone = "PYTEST_XDIST_WORKER" not in os.environ
     base = tmp_path_factory.getbasetemp()

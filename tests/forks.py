@@ -1,7 +1,6 @@
 """Processes that fork from one that has imported PyTorch and Transformers, which takes seconds."""
 
 import multiprocessing
-from multiprocessing.context import ForkServerContext
 
 # With what PyTorch imports only when the first optimizer is made, which takes two seconds.
 IMPORTED = [
@@ -13,7 +12,7 @@ IMPORTED = [
 ]
 
 
-def context() -> ForkServerContext:
+def context():
     """What starts processes. Python has one server for all of them, so that its imports are in one place."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(IMPORTED)

@@ -14,8 +14,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -46,9 +44,9 @@ LASTING = (
 )
 
 
-def state() -> dict[str, Any]:
+def state():
     """The shared state by name. A mapping in it is compared key by key, by identity or equality."""
-    found: dict[str, Any] = {
+    found = {
         "working directory": os.getcwd(),
         "os.environ": {key: value for key, value in os.environ.items() if key not in LEARNED},
         "sys.path": [path for path in sys.path if "setuptools" not in path],
@@ -81,13 +79,13 @@ def state() -> dict[str, Any]:
     return found
 
 
-def imported(name: str) -> ModuleType | None:
+def imported(name):
     """A module that was imported, to its end."""
     module = sys.modules.get(name)
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
-def flags() -> dict[str, Any]:
+def flags():
     """What decides how PyTorch computes."""
     return {
         "default dtype": torch.get_default_dtype(),
@@ -112,7 +110,7 @@ def flags() -> dict[str, Any]:
     }
 
 
-def children() -> dict[str, str]:
+def children():
     """The command of every child process by its number, but for those that are started once and kept."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -128,7 +126,7 @@ def children() -> dict[str, str]:
     return found
 
 
-def changes(before: Mapping[str, Any]) -> list[str]:
+def changes(before):
     """What differs from an earlier `state()`, a line each; what is about to end is waited for."""
     after, limit = state(), time.monotonic() + HANGING
     while any(after[name].keys() - before[name] for name in ENDING) and time.monotonic() < limit:
@@ -139,7 +137,7 @@ def changes(before: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _differences(name: str, before: Any, after: Any) -> list[str]:
+def _differences(name, before, after):
     if before == after:
         return []
     if not isinstance(before, Mapping):
@@ -154,7 +152,7 @@ def _differences(name: str, before: Any, after: Any) -> list[str]:
     return [f"{name}: {key} {what}" for what, keys in said.items() for key in keys]
 
 
-def _is_temporary(module: Any) -> bool:
+def _is_temporary(module):
     """Whether a module's file is gone when the test is over, so that another test must not find it."""
     file = str(getattr(module, "__file__", ""))
     return file.startswith("<") or "pytest-of-" in file

@@ -5,7 +5,6 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -22,17 +21,17 @@ LIMIT = 900.0  # seconds for a program; one that takes longer is killed
 class Rank:
     """A process that runs `module` as its main program, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, module: str, number: int, count: int, folder: Path, said: Path) -> None:
+    def __init__(self, module, number, count, folder, said):
         self.said = (said / f"out-{number}", said / f"err-{number}")
         words = [module, str(number), str(count), str(folder)]
         self.process = forks.context().Process(target=_run, args=(words, *self.said))
         self.process.start()
 
     @property
-    def returncode(self) -> int | None:
+    def returncode(self):
         return self.process.exitcode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+    def communicate(self, timeout=None):
         """Wait for its end, and return what it has written to its output and to its errors."""
         self.process.join(timeout)
         if self.process.exitcode is None:
@@ -40,13 +39,13 @@ class Rank:
         out, errors = (path.read_text() if path.exists() else "" for path in self.said)
         return out, errors
 
-    def kill(self) -> None:
+    def kill(self):
         self.process.kill()
         self.process.join()
 
 
 @contextmanager
-def started(module: str, count: int, folder: Path) -> Iterator[list[Rank]]:
+def started(module, count, folder):
     """Run `python -m module RANK COUNT FOLDER` for each rank; on leaving, those that still run are killed."""
     with tempfile.TemporaryDirectory() as said:
         processes = [Rank(module, rank, count, folder, Path(said)) for rank in range(count)]
@@ -57,7 +56,7 @@ def started(module: str, count: int, folder: Path) -> Iterator[list[Rank]]:
                 process.kill()
 
 
-def _run(words: list[str], out: Path, errors: Path) -> None:
+def _run(words, out, errors):
     """Be the main program of a rank."""
     for number, path in ((1, out), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
@@ -68,7 +67,7 @@ def _run(words: list[str], out: Path, errors: Path) -> None:
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
-def join_group(waiting: float = WAITING) -> tuple[int, Path]:
+def join_group(waiting=WAITING):
     """Inside a rank: join the group, whose ranks wait so long for each other; return rank and folder."""
     rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     distributed.init_process_group(

@@ -13,7 +13,7 @@ FILES = sorted(x for x in SOURCE.rglob("*.py") if not x.is_relative_to(LESSONS))
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
+def trees():
     """The syntax tree of every file; a million objects that stay, among which no garbage is looked for."""
     gc.disable()
     try:
@@ -24,6 +24,6 @@ def trees() -> dict[Path, ast.Module]:
 
 
 @cache
-def nodes() -> dict[Path, list[ast.AST]]:
+def nodes():
     """Every node of every file: a walk takes as long as to parse."""
     return {path: list(ast.walk(tree)) for path, tree in trees().items()}

@@ -7,7 +7,7 @@ where the rule is combined with `&`, `|`, `~`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from hypothesis import assume
@@ -32,12 +32,12 @@ class Sizes(NamedTuple):
     E: int
 
     @property
-    def matrix(self) -> tuple[int, int, int, int]:
+    def matrix(self):
         return self.B, self.H, self.T, self.S
 
 
 @st.composite
-def sizes(draw: Any, most: int = 9) -> Sizes:
+def sizes(draw, most=9):
     """Small sizes: fewer, as many and more queries than keys; grouped heads; value width unlike the key's."""
     G, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (3, 2)]))
     T, S = draw(st.integers(1, most)), draw(st.integers(1, most))
@@ -55,7 +55,7 @@ class Tensors(NamedTuple):
     sinks: Tensor  # (H,)
 
 
-def tensors(n: Sizes, seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
+def tensors(n, seed, dtype=torch.float32):
     """Normal q, k, v and sinks of these sizes, the same for the same seed."""
     made = torch.Generator().manual_seed(seed)
     shapes = (n.B, n.H, n.T, n.D), (n.B, n.G, n.S, n.D), (n.B, n.G, n.S, n.E), (n.H,)
@@ -75,23 +75,23 @@ class DrawnMask:
     says: Says
     adds: Adds | None = None
 
-    def allowed(self) -> Tensor:
+    def allowed(self):
         """(B, H, T, S), one entry at a time."""
         return self._each(self.says, torch.bool)
 
-    def score_bias(self) -> Tensor | None:
+    def score_bias(self):
         """(B, H, T, S) in float64, or None if the rule adds nothing."""
         return None if self.adds is None else self._each(self.adds, torch.float64)
 
-    def _each(self, meaning: Callable[[int, int, int, int], Any], dtype: torch.dtype) -> Tensor:
+    def _each(self, meaning, dtype):
         B, H, T, S = self.n.matrix
         entries = [
             meaning(b, h, i, j) for b in range(B) for h in range(H) for i in range(T) for j in range(S)
         ]
         return torch.tensor(entries, dtype=dtype).view(B, H, T, S)
 
-    def __and__(self, other: "DrawnMask") -> "DrawnMask":
-        def says(b: int, h: int, i: int, j: int) -> bool:
+    def __and__(self, other):
+        def says(b, h, i, j):
             return self.says(b, h, i, j) and other.says(b, h, i, j)
 
         mask, adders = self.mask & other.mask, [m.adds for m in (self, other) if m.adds is not None]
@@ -99,19 +99,19 @@ class DrawnMask:
             return DrawnMask(mask, self.n, says)
         return DrawnMask(mask, self.n, says, lambda b, h, i, j: sum(adds(b, h, i, j) for adds in adders))
 
-    def __or__(self, other: "DrawnMask") -> "DrawnMask":
+    def __or__(self, other):
         return DrawnMask(
             self.mask | other.mask,
             self.n,
             lambda b, h, i, j: self.says(b, h, i, j) or other.says(b, h, i, j),
         )
 
-    def __invert__(self) -> "DrawnMask":
+    def __invert__(self):
         return DrawnMask(~self.mask, self.n, lambda b, h, i, j: not self.says(b, h, i, j))
 
 
 @st.composite
-def positional_masks(draw: Any, n: Sizes, family: str | None = None) -> DrawnMask:
+def positional_masks(draw, n, family=None):
     """A rule whose answer for a whole block is exact: by position, by padding, or by documents in order."""
     past = n.S - n.T  # query i stands at position i + past
     size, ahead = draw(st.integers(1, n.S + 2)), draw(st.integers(0, n.S))
@@ -141,7 +141,7 @@ def positional_masks(draw: Any, n: Sizes, family: str | None = None) -> DrawnMas
 
 
 @st.composite
-def arbitrary_masks(draw: Any, n: Sizes, family: str | None = None) -> DrawnMask:
+def arbitrary_masks(draw, n, family=None):
     """A rule that only its entries can tell: your own, a boolean tensor, or documents in no order."""
     past, step = n.S - n.T, draw(st.integers(1, 3))
     made = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
@@ -185,7 +185,7 @@ POSITIONAL = (
 ARBITRARY = ("of all indices", "of the head", "of the batch", "table", "unsorted documents")
 
 
-def _of_family(draw: Any, found: dict[str, DrawnMask], family: str | None) -> DrawnMask:
+def _of_family(draw, found, family):
     if family is None:
         return draw(st.sampled_from(list(found.values())))
     assume(family in found)
@@ -193,7 +193,7 @@ def _of_family(draw: Any, found: dict[str, DrawnMask], family: str | None) -> Dr
 
 
 @st.composite
-def biases(draw: Any, n: Sizes) -> DrawnMask:
+def biases(draw, n):
     """A rule that adds to the scores: a float tensor, now and then with −inf in it, or ALiBi."""
     if draw(st.booleans()):
         past, slopes = n.S - n.T, [2.0 ** (-8 * (h + 1) / n.H) for h in range(n.H)]
@@ -218,7 +218,7 @@ def biases(draw: Any, n: Sizes) -> DrawnMask:
 
 
 @st.composite
-def masks(draw: Any, n: Sizes, *, biased: bool = True, depth: int = 2) -> DrawnMask:
+def masks(draw, n, *, biased=True, depth=2):
     """Any rule or combination of rules; those that add to the scores only where `&` may join them."""
     kind = draw(st.sampled_from(["one", "one", "&", "|", "~"] if depth else ["one"]))
     if kind == "&":
@@ -232,12 +232,12 @@ def masks(draw: Any, n: Sizes, *, biased: bool = True, depth: int = 2) -> DrawnM
 
 
 @st.composite
-def sized_masks(draw: Any, *, biased: bool = True, most: int = 9) -> DrawnMask:
+def sized_masks(draw, *, biased=True, most=9):
     """Sizes and a mask for them."""
     return draw(masks(draw(sizes(most)), biased=biased))
 
 
-def _broadcastable(draw: Any, n: Sizes) -> tuple[int, ...]:
+def _broadcastable(draw, n):
     """A shape of two to four dimensions that broadcasts to (B, H, T, S)."""
     whole = tuple(draw(st.sampled_from([1, size])) for size in n.matrix)
     return whole[draw(st.integers(0, 2)) :]

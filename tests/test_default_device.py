@@ -3,12 +3,8 @@
 The device is "meta", whose tensors hold no numbers: one that follows it by mistake cannot pass unseen.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor
 
 import regard
 from regard.gpt import GPT
@@ -16,7 +12,7 @@ from regard.heads import describe
 from regard.show.saved.bundle import write
 
 T = 40
-MASKS: dict[str, Callable[[], regard.Mask]] = {
+MASKS = {
     "causal": lambda: regard.causal,
     "window": lambda: regard.causal & regard.window(8),
     "documents": lambda: regard.documents([0] * 10 + [1] * 30),
@@ -28,14 +24,14 @@ MASKS: dict[str, Callable[[], regard.Mask]] = {
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Callable[[], None]]:
+def elsewhere():
     """Sets a default device, until the end of the test."""
     before = torch.get_default_device()
     yield lambda: torch.set_default_device("meta")
     torch.set_default_device(None if before.type == "cpu" else before)
 
 
-def of_map(mask: regard.Mask) -> list[Tensor]:
+def of_map(mask):
     """What a map answers, and the output under the mask."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 4, T, 16, generator=generator, device="cpu") for _ in range(3))
@@ -56,7 +52,7 @@ def of_map(mask: regard.Mask) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks_and_maps(name: str, elsewhere: Callable[[], None]) -> None:
+def test_masks_and_maps(name, elsewhere):
     expected = of_map(MASKS[name]())
     elsewhere()
     for got, before in zip(of_map(MASKS[name]()), expected, strict=True):
@@ -65,11 +61,11 @@ def test_masks_and_maps(name: str, elsewhere: Callable[[], None]) -> None:
     assert repr(MASKS[name]())
 
 
-def scores(seen: regard.Capture) -> list[tuple[str, ...]]:
+def scores(seen):
     return [(row.sentence, *row.labels) for row in describe(seen.maps, seen.ids)]
 
 
-def test_captures_scores_files_and_pages(elsewhere: Callable[[], None], tmp_path: Path) -> None:
+def test_captures_scores_files_and_pages(elsewhere, tmp_path):
     model = GPT.from_pretrained("default")
     text = "The sea was calm, and the sea was deep. The sea was"
     expected = scores(regard.capture(model, text=text))

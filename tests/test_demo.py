@@ -12,12 +12,12 @@ from scripts import demo, tour
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
-def story(folder: Path) -> str:
+def story(folder):
     """What the demo prints, run in an empty folder.
 
     Its page goes without the measures of cache policies, which take the longest and have tests.
@@ -29,7 +29,7 @@ def story(folder: Path) -> str:
     return printed.getvalue()
 
 
-def test_the_story_has_its_parts_in_order(story: str) -> None:
+def test_the_story_has_its_parts_in_order(story):
     parts = ["Look  ", demo.TEXT[:30], "→ come", "induction head", "6 of 6 layers"]
     parts += ["Check ", "weights.tril() @ v", "WRONG: mask-after-softmax", "The fix: "]
     parts += ["See ", "out/inspect.html", "Learn  ", "regard learn 0"]
@@ -38,13 +38,13 @@ def test_the_story_has_its_parts_in_order(story: str) -> None:
     assert places == sorted(places)
 
 
-def test_it_is_short_and_fits_a_terminal(story: str) -> None:
+def test_it_is_short_and_fits_a_terminal(story):
     lines = story.splitlines()
     assert len(lines) <= 55
     assert max(map(len, lines[:-1])) <= 80  # the last line has the path of this Python
 
 
-def test_it_leaves_only_the_page(story: str, folder: Path) -> None:
+def test_it_leaves_only_the_page(story, folder):
     assert story
     assert [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))] == [
         "out",
@@ -57,14 +57,14 @@ IMAGES = Path(tour.ROOT, "docs", "images")
 
 
 @pytest.mark.parametrize("theme", tour.THEMES)
-def test_the_picture_has_every_frame_and_is_small(theme: str) -> None:
+def test_the_picture_has_every_frame_and_is_small(theme):
     path = IMAGES / f"tour-{theme}.webp"
     assert path.stat().st_size <= tour.LIMIT
     with Image.open(path) as picture:
-        assert picture.n_frames == len(list(tour.scenes()))  # type: ignore[attr-defined]
+        assert picture.n_frames == len(list(tour.scenes()))
         assert picture.size == (tour.WIDTH * tour.DENSITY, (tour.HEIGHT + tour.CAPTION) * tour.DENSITY)
 
 
-def test_the_readme_shows_it_in_both_themes() -> None:
+def test_the_readme_shows_it_in_both_themes():
     readme = Path(tour.ROOT, "README.md").read_text(encoding="utf-8")
     assert all(f"docs/images/tour-{theme}.webp" in readme for theme in tour.THEMES)

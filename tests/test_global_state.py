@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -16,11 +15,11 @@ from tests import global_state
 HERE = Path(__file__).parent
 
 
-def hook(patch: pytest.MonkeyPatch) -> None:
+def hook(patch):
     patch.setitem(nn.modules.module._global_forward_hooks, 0, print)
 
 
-CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+CHANGES = {
     "working directory: ": lambda patch: patch.chdir("/"),
     "os.environ: LEFT_BEHIND was added": lambda patch: patch.setenv("LEFT_BEHIND", "1"),
     "os.environ: PATH is gone": lambda patch: patch.delenv("PATH"),
@@ -34,7 +33,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
 
 
 @pytest.mark.parametrize("said", CHANGES)
-def test_what_was_patched_is_named(said: str) -> None:
+def test_what_was_patched_is_named(said):
     before = global_state.state()
     with pytest.MonkeyPatch.context() as patch:
         CHANGES[said](patch)
@@ -43,7 +42,7 @@ def test_what_was_patched_is_named(said: str) -> None:
     assert global_state.changes(before) == []
 
 
-def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch):
     before, enough = global_state.state(), threading.Event()
     thread = threading.Thread(target=enough.wait, name="waiting", daemon=True)
     thread.start()
@@ -74,7 +73,7 @@ def test_clean():
 
 
 @pytest.mark.at_length("test_what_was_patched_is_named")
-def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> None:
+def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path):
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", "--randomly-seed=25", tmp_path]
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])

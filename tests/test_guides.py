@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import typer.main
-from torch import Tensor, nn
 
 import regard
 from regard.checker.catalogue import CATALOGUE, read_themes
@@ -20,7 +19,7 @@ from tests.checker.test_property_tests import passes
 HOW_TO = Path(__file__).parent.parent / "docs" / "how-to"
 
 
-def test_the_mistake_of_the_guide_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mistake_of_the_guide_is_named(tmp_path, monkeypatch):
     guide = (HOW_TO / "add-a-mistake.md").read_text(encoding="utf-8")
     (path,) = re.findall(r"`src/regard/checker/(mistakes/[\w-]+\.toml)`", guide)
     (text,) = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
@@ -40,7 +39,7 @@ def test_the_mistake_of_the_guide_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert [diagnosis.name for diagnosis in report.diagnoses] == [mistake.name]
 
 
-def test_the_table_of_what_works_has_the_numbers_of_the_measurements() -> None:
+def test_the_table_of_what_works_has_the_numbers_of_the_measurements():
     docs = HOW_TO.parent
     table = (docs / "compatibility.md").read_text(encoding="utf-8")
     survey = (docs / "transformers.md").read_text(encoding="utf-8")
@@ -57,24 +56,24 @@ def test_the_table_of_what_works_has_the_numbers_of_the_measurements() -> None:
 
 
 @pytest.mark.parametrize("name", ["docs/which-call.md", "AGENTS.md"])
-def test_the_calls_and_commands_of_a_page_are_there(name: str) -> None:
+def test_the_calls_and_commands_of_a_page_are_there(name):
     text = (HOW_TO.parents[1] / name).read_text(encoding="utf-8")
     code = " ".join(re.findall(r"`([^`\n]+)`", text))
     calls = set(re.findall(r"\b(regard(?:\.\w+)+)", code))
     assert len(calls) > 5
     for call in calls - {"regard.gpt"}:
         reference.resolve(call)
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands
     assert set(re.findall(r"\bregard ([a-z-]+)", code)) <= set(commands)
     attributes = re.findall(r"self\.(\w+)", inspect.getsource(regard.Capture))
     assert set(re.findall(r"\bseen\.(\w+)", code)) <= {*dir(regard.Capture), *attributes}
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def tiny(family: str, **options: object) -> nn.Module:
+def tiny(family, **options):
     """A model of a family with random weights: the smallest there can be."""
     import transformers
 
@@ -87,7 +86,7 @@ def tiny(family: str, **options: object) -> nn.Module:
     ("family", "biased"),
     [("GPT2", True), ("GPTNeoX", True), ("Qwen2", True), ("Qwen3", False), ("Llama", False)],
 )
-def test_who_has_a_bias_on_queries_keys_and_values(family: str, biased: bool) -> None:
+def test_who_has_a_bias_on_queries_keys_and_values(family, biased):
     """Claim: no bias on Q/K/V follows GPT-2. Measured: GPT-2 has one, and so do GPT-NeoX and Qwen2."""
     names = {name for name, _ in tiny(family).named_parameters()}
     projections = ("c_attn.", "query_key_value.", "q_proj.", "k_proj.", "v_proj.")
@@ -100,9 +99,7 @@ def test_who_has_a_bias_on_queries_keys_and_values(family: str, biased: bool) ->
     ("zero_biases", "transposed", "heads", "same"),
     [(True, True, 1, True), (False, True, 1, False), (True, False, 1, False), (True, True, 2, False)],
 )
-def test_a_bias_free_single_head_is_gpt2_only_if_three_things_hold(
-    zero_biases: bool, transposed: bool, heads: int, same: bool
-) -> None:
+def test_a_bias_free_single_head_is_gpt2_only_if_three_things_hold(zero_biases, transposed, heads, same):
     """Claim: it gives GPT-2's output. Measured: with one head, no biases and transposed weights, to 1e-6."""
     from transformers import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2Attention

@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -58,18 +57,18 @@ NOUNS = {
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
+def trees():
     """The syntax tree of every file."""
     return {path: source_trees.trees()[path] for path in FILES}
 
 
-def is_type_checking(node: ast.AST) -> bool:
+def is_type_checking(node):
     """Whether a node is `if TYPE_CHECKING:`, whose body never runs."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 @cache
-def imports(path: Path, running: bool = False) -> set[str]:
+def imports(path, running=False):
     """The modules of regard that a file imports, at its top or inside functions, in every form of import.
 
     With `running`, only those outside of `if TYPE_CHECKING:`.
@@ -79,7 +78,7 @@ def imports(path: Path, running: bool = False) -> set[str]:
     return modules_imported(node for node in every if id(node) not in never)
 
 
-def modules_imported(nodes: Iterable[ast.AST]) -> set[str]:
+def modules_imported(nodes):
     """The modules of regard that some nodes import.
 
     `from regard.maps import data` is an import of `regard.maps.data`; `from regard.maps import load`, where
@@ -101,22 +100,22 @@ def modules_imported(nodes: Iterable[ast.AST]) -> set[str]:
     return {name for name in names if name == "regard" or name.startswith("regard.")}
 
 
-def _name_of(function: ast.expr) -> str:
+def _name_of(function):
     """The last part of the name by which a function is called. `ast.unparse` takes seconds for all calls."""
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
-def part(path: Path) -> str:
+def part(path):
     """The package or top-level file that a path belongs to."""
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def is_excepted(module: str, imported: str) -> bool:
+def is_excepted(module, imported):
     """Whether an import of a module may point up."""
     return any(module == lower and f"{imported}.".startswith(f"{upper}.") for lower, upper in UPWARD)
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_down():
     """In the order of the README, where no package is beside another."""
     for module, path in MODULES.items():
         for name in imports(path, running=True) if path in trees() else ():
@@ -125,7 +124,7 @@ def test_imports_point_down() -> None:
                 assert ORDER.index(part(path)) <= ORDER.index(name.split(".")[1]), f"{path} is below {name}"
 
 
-def test_excepted_imports_are_inside_functions() -> None:
+def test_excepted_imports_are_inside_functions():
     """Importing the lower module alone does not import the upper one."""
     for module, package in UPWARD:
         path = MODULES[module]
@@ -135,13 +134,13 @@ def test_excepted_imports_are_inside_functions() -> None:
         assert any(name.startswith(package) for name in imports(path)), f"{module} needs no exception"
 
 
-def test_safetensors_files_are_opened_in_one_place() -> None:
+def test_safetensors_files_are_opened_in_one_place():
     """Their errors and the check of their format are in `safetensor_files`, for everyone."""
     assert files_that_mention(OPENERS) == ["support/safetensor_files.py"]
 
 
 @cache
-def names() -> dict[Path, set[str]]:
+def names():
     """The names in the code, not in the text, of every file."""
     return {
         path: {
@@ -151,11 +150,11 @@ def names() -> dict[Path, set[str]]:
     }
 
 
-def files_that_mention(words: set[str]) -> list[str]:
+def files_that_mention(words):
     return [str(path.relative_to(SOURCE)) for path, found in names().items() if found & words]
 
 
-def test_one_file_intercepts_scaled_dot_product_attention() -> None:
+def test_one_file_intercepts_scaled_dot_product_attention():
     """Two mechanisms would wrap each other, and the outermost would win."""
     modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by one
     checker = ["checker/subject/subject.py"]
@@ -174,11 +173,11 @@ def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     assert set(replaced) <= {"recorder/sources/sdpa.py"}
 
 
-def test_every_part_stands_in_the_tree() -> None:
+def test_every_part_stands_in_the_tree():
     assert sorted({part(path) for path in FILES}) == sorted(ORDER)
 
 
-def test_no_import_runs_in_a_circle() -> None:
+def test_no_import_runs_in_a_circle():
     """Not even a lazy import inside a function. A package is what its `__init__` imports."""
     graph = {
         name: {x for x in imports(path, running=True) & MODULES.keys() if not is_excepted(name, x)}
@@ -191,14 +190,14 @@ def test_no_import_runs_in_a_circle() -> None:
         pytest.fail(" → ".join(error.args[1]))
 
 
-def test_files_and_folders_are_of_a_readable_size() -> None:
+def test_files_and_folders_are_of_a_readable_size():
     lines = {str(p.relative_to(SOURCE)): len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
     assert not {name for name, count in lines.items() if count > MAX_LINES}
     modules = Counter(str(p.parent.relative_to(SOURCE)) for p in FILES if p.name != "__init__.py")
     assert {folder for folder, count in modules.items() if count > MAX_MODULES} == FULLER
 
 
-def test_class_names_are_unique() -> None:
+def test_class_names_are_unique():
     places = defaultdict(list)
     for path in FILES:
         for node in source_trees.nodes()[path]:
@@ -207,7 +206,7 @@ def test_class_names_are_unique() -> None:
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
-def test_no_module_is_hidden_by_a_name_of_its_package() -> None:
+def test_no_module_is_hidden_by_a_name_of_its_package():
     hidden = []
     for module in pkgutil.walk_packages([str(SOURCE)], "regard."):
         package, _, name = module.name.rpartition(".")
@@ -218,7 +217,7 @@ def test_no_module_is_hidden_by_a_name_of_its_package() -> None:
     assert hidden == []
 
 
-def test_files_are_nouns() -> None:
+def test_files_are_nouns():
     """No file or folder is named by a bare participle."""
     names = {name.removesuffix(".py") for path in FILES for name in path.relative_to(SOURCE).parts}
     assert {name for name in names if PARTICIPLE.fullmatch(name)} - NOUNS == set()
@@ -232,7 +231,7 @@ FOLLOW = {"checker", "layers", "learn", "stages", "__main__.py"}
 """What has a process of its own or is a lesson; and layers, whose parameters follow as PyTorch's do."""
 
 
-def test_tensors_do_not_follow_the_default_device() -> None:
+def test_tensors_do_not_follow_the_default_device():
     """Every tensor that is made names its device: a default device is the user's, for the user's tensors."""
     found = []
     for path in FILES:

@@ -6,7 +6,6 @@ These tests look at modules, not at clocks; `python -m benchmarks.startup` measu
 import ast
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ OPTIONAL = {
 EVERY_NAME = "import regard; [getattr(regard, name) for name in regard.__all__]"
 
 
-def imported_by(program: str) -> set[str]:
+def imported_by(program):
     """The top-level modules that a program has imported when it ends."""
     end = "import atexit, sys; atexit.register(lambda: print('\\n' + ' '.join(sys.modules)))\n"
     result = subprocess.run(
@@ -35,12 +34,12 @@ def imported_by(program: str) -> set[str]:
     return set(result.stdout.splitlines()[-1].split())
 
 
-def test_import_regard_imports_nothing_heavy() -> None:
+def test_import_regard_imports_nothing_heavy():
     modules = imported_by("import regard; regard.__version__; dir(regard)")
     assert not modules & (HEAVY | OPTIONAL)
 
 
-def test_every_public_name_needs_only_torch_numpy_and_safetensors_and_a_model_no_compiler() -> None:
+def test_every_public_name_needs_only_torch_numpy_and_safetensors_and_a_model_no_compiler():
     model = "regard.gpt.GPT.from_pretrained('default').generate('The', max_new_tokens=2)"
     program = f"{EVERY_NAME}\nnames = set(sys.modules)\nregard.attention.steps.trace; {model}"
     modules = imported_by(f"{program}\nassert names >= {HEAVY}, names\nassert not names & {OPTIONAL}, names")
@@ -48,7 +47,7 @@ def test_every_public_name_needs_only_torch_numpy_and_safetensors_and_a_model_no
     assert "torch._dynamo" not in modules  # takes as long as the rest of PyTorch
 
 
-def test_help_and_version_import_no_torch() -> None:
+def test_help_and_version_import_no_torch():
     """One process asks for everything: what any of them imported would be there at the end."""
     program = """
 import sys
@@ -67,7 +66,7 @@ for arguments in ARGUMENTS:
 
 
 @pytest.mark.parametrize("package", [regard, regard.checker], ids=lambda package: package.__name__)
-def test_type_checkers_see_the_names_that_are_imported_when_used(package: types.ModuleType) -> None:
+def test_type_checkers_see_the_names_that_are_imported_when_used(package):
     tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
@@ -83,7 +82,7 @@ def test_type_checkers_see_the_names_that_are_imported_when_used(package: types.
     assert set(package.__all__) <= set(dir(package))
 
 
-def test_checking_imports_no_torch_in_the_command(tmp_path: Path) -> None:
+def test_checking_imports_no_torch_in_the_command(tmp_path):
     (tmp_path / "mine.py").write_text("def attention(q, k, v): return (q @ k.mT).softmax(-1) @ v\n")
     program = f"""
 import sys
@@ -99,9 +98,7 @@ except SystemExit as end:
 
 
 @pytest.mark.parametrize("watched_first", [True, False])
-def test_a_function_is_called_after_an_import(
-    watched_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_is_called_after_an_import(watched_first, tmp_path, monkeypatch):
     (tmp_path / "watched_library.py").write_text("calls = []\n")
     (tmp_path / "its_plugin.py").write_text(
         "import watched_library\ndef register():\n    watched_library.calls.append('registered')\n"

@@ -13,7 +13,7 @@ from scripts import teaching_kit
 LEARN = Path(__file__).parent.parent / "docs" / "learn"
 
 
-def test_the_kit_has_every_lesson(tmp_path: Path) -> None:
+def test_the_kit_has_every_lesson(tmp_path):
     teaching_kit.write_kit(tmp_path)
     with zipfile.ZipFile(tmp_path / teaching_kit.NOTEBOOKS) as archive:
         assert "CC BY 4.0" in archive.read("regard-lessons/README.txt").decode()
@@ -28,7 +28,7 @@ def test_the_kit_has_every_lesson(tmp_path: Path) -> None:
     assert slides.count("<img ") == sum(lesson.text.count(".svg)") for lesson in LESSONS)
 
 
-def test_what_a_lesson_needs_cannot_be_left_out() -> None:
+def test_what_a_lesson_needs_cannot_be_left_out():
     rows = dict(re.findall(r"^\| \[(\d+) .*\| ([^|]+) \|$", teaching_kit.syllabus(), flags=re.MULTILINE))
     needed = {number for lesson in LESSONS for number in lesson.plan.after}
     assert {number for number, text in rows.items() if text == "yes"} == {
@@ -36,7 +36,7 @@ def test_what_a_lesson_needs_cannot_be_left_out() -> None:
     }
 
 
-def test_every_lesson_has_open_questions() -> None:
+def test_every_lesson_has_open_questions():
     sections = re.split(
         r"^## (\d+)$", (LEARN / "questions.md").read_text(encoding="utf-8"), flags=re.MULTILINE
     )

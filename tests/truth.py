@@ -4,13 +4,10 @@ Nothing here uses Regard. A query takes the scores of the keys it may look at, a
 stands in the other keys cannot matter; the sum of exponentials is written out.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-Bins = int | Iterable[Sequence[int]]
 
 
 class Truth(NamedTuple):
@@ -20,17 +17,7 @@ class Truth(NamedTuple):
     max_score: Tensor  # (B, H, T)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    allowed: Tensor,
-    *,
-    bias: Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Truth:
+def attention(q, k, v, allowed, *, bias=None, scale=None, softcap=None, sinks=None):
     """Attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E); allowed and bias are (B, H, T, S)."""
     q, k, v = q.double(), k.double(), v.double()
     B, H, T, D = q.shape
@@ -73,7 +60,7 @@ def attention(
     )
 
 
-def cells(A: Tensor, rows: Bins, cols: Bins) -> tuple[Tensor, Tensor]:
+def cells(A, rows, cols):
     """Mean row mass and signed entry of largest magnitude of every cell of matrices (…, T, S)."""
     r, c = (_bounds(x, n) for x, n in zip((rows, cols), A.shape[-2:], strict=True))
     parts = [A[..., first:stop] for first, stop in c]
@@ -82,18 +69,18 @@ def cells(A: Tensor, rows: Bins, cols: Bins) -> tuple[Tensor, Tensor]:
     return mass, torch.stack([_largest(tops[..., first:stop, :].mT) for first, stop in r], -2)
 
 
-def _bounds(bins: Bins, n: int) -> list[tuple[int, int]]:
+def _bounds(bins, n):
     """The spans of some bins; a number is one of equal bins, whose edges are at floor(i · n / bins)."""
     if isinstance(bins, int):
         return [(i * n // bins, (i + 1) * n // bins) for i in range(bins)]
     return [(span[0], span[1]) for span in bins]
 
 
-def _largest(x: Tensor) -> Tensor:
+def _largest(x):
     return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-def statistics(A: Tensor, first: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def statistics(A, first=None):
     """Entropy and mean distance of every row of matrices (…, T, S), and what every key receives.
 
     The first query stands at position `first`, and the last at the last key if that is left out.
@@ -104,7 +91,7 @@ def statistics(A: Tensor, first: int | None = None) -> tuple[Tensor, Tensor, Ten
     return torch.special.entr(A).sum(-1), (A * back).sum(-1), A.sum(-2)
 
 
-def gradients(output: Tensor, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+def gradients(output, inputs, upstream):
     """The gradients of Σ output · upstream; zeros for an input that the output does not depend on."""
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
@@ -112,12 +99,12 @@ def gradients(output: Tensor, inputs: list[Tensor], upstream: Tensor) -> list[Te
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
 
 
-def error(result: Tensor, truth: Tensor) -> float:
+def error(result, truth):
     """The largest absolute difference from the truth."""
     return (result.double() - truth).abs().max().item() if truth.numel() else 0.0
 
 
-def ratio_to_torch(ours: Tensor, torchs: Tensor, truth: Tensor) -> float:
+def ratio_to_torch(ours, torchs, truth):
     """Our largest error over PyTorch's: at most 1 if we are no worse.
 
     PyTorch's error gets one unit in the last place of the largest true value on top, because two results that

@@ -22,7 +22,7 @@ PATHS = ("steps", "tiled", "auto")
 
 
 @pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tiles(monkeypatch):
     """Tiles of 4 × 5 and blocks of 4 rows, so that small matrices have many, with edges in odd places."""
     monkeypatch.setattr(tiles, "ROWS", 4)
     monkeypatch.setattr(tiles, "COLS", 5)
@@ -36,17 +36,17 @@ class Problem(NamedTuple):
     options: dict[str, Any]
     seed: int
 
-    def given(self, x: Tensors) -> dict[str, Any]:
+    def given(self, x):
         """The options of a call: with the sinks, if there are any."""
         return self.options | {"sinks": x.sinks if self.options["sinks"] else None}
 
-    def true(self, x: Tensors) -> truth.Truth:
+    def true(self, x):
         allowed, bias = self.drawn.allowed(), self.drawn.score_bias()
         return truth.attention(*x[:3], allowed, bias=bias, **self.given(x))
 
 
 @st.composite
-def problems(draw: Any, most: int = 11) -> Problem:
+def problems(draw, most=11):
     drawn = draw(strategies.sized_masks(most=most))
     options = {
         "scale": draw(st.sampled_from([None, None, 0.3, -1.0])),
@@ -56,13 +56,13 @@ def problems(draw: Any, most: int = 11) -> Problem:
     return Problem(drawn, options, draw(st.integers(0, 2**20)))
 
 
-def wanting_gradients(x: Tensors, dtype: torch.dtype | None = None) -> Tensors:
+def wanting_gradients(x, dtype=None):
     return Tensors(*(y.detach().to(dtype or y.dtype).clone().requires_grad_() for y in x))
 
 
 @pytest.mark.usefixtures("small_tiles")
 @given(problem=problems())
-def test_output_lse_and_gradients_are_the_truth_on_every_path(problem: Problem) -> None:
+def test_output_lse_and_gradients_are_the_truth_on_every_path(problem):
     x = wanting_gradients(strategies.tensors(problem.drawn.n, problem.seed, torch.float64))
     plain = Tensors(*(y.detach() for y in x))
     call, call_alone = ({"mask": problem.drawn.mask, **problem.given(y)} for y in (x, plain))
@@ -86,7 +86,7 @@ def test_output_lse_and_gradients_are_the_truth_on_every_path(problem: Problem) 
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 2, 3)])
-def test_leading_dimensions_may_be_absent_or_more(lead: tuple[int, ...]) -> None:
+def test_leading_dimensions_may_be_absent_or_more(lead):
     q, k, v = (torch.randn(*lead, 5, 4, dtype=torch.float64) for _ in range(3))
     output, lse = regard.attend(q, k, v, mask=regard.causal & regard.window(2), return_lse=True)
     expected, _ = regard.scaled_dot_product_attention(q, k, v, regard.causal & regard.window(2))
@@ -101,7 +101,7 @@ NO_WORSE = {"steps": 1.5, "tiled": 2.0}
 DRAWS = 12  # few tensors of a few numbers: with four, luck alone reached 1.8
 
 
-def torchs_own(made: Tensors, drawn: DrawnMask, *, scale: Any, softcap: Any, sinks: Any) -> torch.Tensor:
+def torchs_own(made, drawn, *, scale, softcap, sinks):
     """The same attention by PyTorch: its fused function where that can express it, plain operations if not.
 
     Where there is a bias it works in float32 and rounds at the end, since SDPA would round the bias first.
@@ -129,7 +129,7 @@ def torchs_own(made: Tensors, drawn: DrawnMask, *, scale: Any, softcap: Any, sin
     return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True).to(dtype)
 
 
-def results(problem: Problem, dtype: torch.dtype) -> dict[str, list[torch.Tensor]]:
+def results(problem, dtype):
     """The output and each gradient: by truth in float64, by PyTorch at the dtype, and on every path."""
     drawn = problem.drawn
     made = strategies.tensors(drawn.n, problem.seed, dtype)
@@ -152,7 +152,7 @@ def results(problem: Problem, dtype: torch.dtype) -> dict[str, list[torch.Tensor
     return found
 
 
-def assert_no_worse_than_pytorch(problem: Problem, dtype: torch.dtype) -> None:
+def assert_no_worse_than_pytorch(problem, dtype):
     """Compare the errors of the output and of the gradients together, over DRAWS draws."""
     draws = [results(problem._replace(seed=problem.seed + i), dtype) for i in range(DRAWS)]
     for group in (["output"], list(Tensors._fields)):
@@ -165,14 +165,14 @@ def assert_no_worse_than_pytorch(problem: Problem, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("small_tiles")
 @settings(max_examples=examples(40))
 @given(problem=problems(9), dtype=strategies.dtypes)
-def test_no_further_from_the_truth_than_pytorch(problem: Problem, dtype: torch.dtype) -> None:
+def test_no_further_from_the_truth_than_pytorch(problem, dtype):
     assert_no_worse_than_pytorch(problem, dtype)
 
 
 @pytest.mark.parametrize(
     ("dtype", "softcap"), combine([torch.float32, torch.bfloat16, torch.float16], [None, 20.0]), ids=str
 )
-def test_no_further_from_the_truth_at_a_real_width(dtype: torch.dtype, softcap: float | None) -> None:
+def test_no_further_from_the_truth_at_a_real_width(dtype, softcap):
     n = Sizes(B=1, H=4, G=2, T=8, S=24, D=64, E=64)
     drawn = DrawnMask(regard.causal, n, lambda b, h, i, j: j <= i + 16)
     options = {"scale": None, "softcap": softcap, "sinks": True}
@@ -182,7 +182,7 @@ def test_no_further_from_the_truth_at_a_real_width(dtype: torch.dtype, softcap: 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("path", PATHS)
 @given(problem=problems(9), poison=st.sampled_from([torch.nan, torch.inf, -torch.inf]))
-def test_what_nobody_may_look_at_never_matters(path: str, problem: Problem, poison: float) -> None:
+def test_what_nobody_may_look_at_never_matters(path, problem, poison):
     n, allowed = problem.drawn.n, problem.drawn.allowed()
     clean = strategies.tensors(n, problem.seed)
     unseen = ~allowed.any(-2).unflatten(1, (n.G, n.H // n.G)).any(2)  # (B, G, S): by no query of no head
@@ -193,7 +193,7 @@ def test_what_nobody_may_look_at_never_matters(path: str, problem: Problem, pois
         clean.v.masked_fill(unseen[..., None], poison),
         clean.sinks,
     )
-    found: list[list[torch.Tensor]] = []
+    found = []
     for x in map(wanting_gradients, (clean, dirty)):
         call = {"mask": problem.drawn.mask, "backend": path, **problem.given(x)}
         output, lse = regard.attend(*x[:3], **call, return_lse=True)
@@ -208,7 +208,7 @@ def test_what_nobody_may_look_at_never_matters(path: str, problem: Problem, pois
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_a_query_that_sees_nothing_beside_a_sink_of_minus_infinity(path: str, softcap: float | None) -> None:
+def test_a_query_that_sees_nothing_beside_a_sink_of_minus_infinity(path, softcap):
     made = wanting_gradients(strategies.tensors(Sizes(1, 2, 1, 4, 3, 4, 4), 0))
     nobody = regard.rule(lambda b, h, q, k: (q > 0) & (k <= q))  # queries 0 and 1 stand at positions −1 and 0
     sinks = torch.tensor([0.5, -torch.inf])
@@ -231,7 +231,7 @@ MASKS = [None, regard.causal, regard.rule(lambda b, h, q, k: (b + h + q) >= k), 
 
 @pytest.mark.parametrize("path", ["steps", "auto"])  # tiles refuse what has nothing to compute
 @together(("name", "mask"), itertools.product(EMPTY, MASKS))
-def test_empty_sizes_give_zeros(path: str, name: str, mask: Any) -> None:
+def test_empty_sizes_give_zeros(path, name, mask):
     n = EMPTY[name]
     x = wanting_gradients(strategies.tensors(n, 0))
     output, lse = regard.attend(*x[:3], mask=mask, return_lse=True, backend=path)
@@ -246,11 +246,11 @@ def test_empty_sizes_give_zeros(path: str, name: str, mask: Any) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("path", ["steps", "tiled"])
-def test_dropout_drops_weights_and_keeps_their_mean(path: str) -> None:
+def test_dropout_drops_weights_and_keeps_their_mean(path):
     q, k = torch.zeros(1, 1, 40, 4, requires_grad=True), torch.zeros(1, 1, 50, 4)
     v = torch.eye(50)[None, None]  # the output is the weights themselves
 
-    def weights(dropout: float) -> torch.Tensor:
+    def weights(dropout):
         torch.manual_seed(3)
         return regard.attend(q, k, v, dropout=dropout, backend=path) * 50
 
@@ -267,7 +267,7 @@ def test_dropout_drops_weights_and_keeps_their_mean(path: str) -> None:
     assert torch.equal(state, torch.get_rng_state())  # nothing was drawn
 
 
-def test_dropped_weights_are_those_of_the_output() -> None:
+def test_dropped_weights_are_those_of_the_output():
     q, k, v, _ = strategies.tensors(Sizes(1, 2, 1, 6, 6, 4, 4), 0)
     output, dropped = regard.scaled_dot_product_attention(q, k, v, regard.causal, dropout=0.25)
     torch.testing.assert_close(output, dropped @ v.repeat_interleave(2, 1))
@@ -275,11 +275,11 @@ def test_dropped_weights_are_those_of_the_output() -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("path", ["steps", "tiled"])
-def test_the_backward_pass_drops_what_the_forward_pass_dropped(path: str) -> None:
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(path):
     x = strategies.tensors(Sizes(1, 2, 1, 9, 11, 3, 4), 5, torch.float64)
     v = x.v.clone().requires_grad_()
 
-    def run(v: torch.Tensor) -> torch.Tensor:
+    def run(v):
         torch.manual_seed(8)
         return regard.attend(x.q, x.k, v, dropout=0.4, backend=path)
 
@@ -291,14 +291,14 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(path: str) -> Non
         assert grad[0, 0, s, e].item() == pytest.approx(run(one).sum().item(), abs=1e-12)
 
 
-def test_a_bias_that_wants_a_gradient_gets_it() -> None:
+def test_a_bias_that_wants_a_gradient_gets_it():
     x = strategies.tensors(strategies.Sizes(1, 2, 2, 4, 4, 3, 3), 1, torch.float64)
     bias = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda bias: regard.attend(*x[:3], mask=bias), (bias,))
     assert regard.which_backend(*x[:3], mask=bias).backend == "steps"
 
 
-def test_lse_is_a_reading_without_gradient() -> None:
+def test_lse_is_a_reading_without_gradient():
     q = torch.randn(1, 2, 6, 4, requires_grad=True)
     for path in ("torch", "tiled", "steps"):
         assert not regard.attend(q, q, q, return_lse=True, backend=path)[1].requires_grad
@@ -311,16 +311,24 @@ def test_lse_is_a_reading_without_gradient() -> None:
         ({"mask": regard.causal}, "torch"),
         ({"mask": regard.causal & regard.window(64)}, "torch"),  # a window that hides nothing is no window
         ({"mask": regard.padding([8])}, "torch"),
+        ({"mask": regard.padding([0])}, "tiled"),  # hides all keys
         ({"mask": regard.causal & regard.window(3)}, "torch"),
+        # Gradients keep the digits of large scores.
+        (
+            {"q": torch.randn(1, 2, 8, 4, requires_grad=True), "mask": regard.causal & regard.window(3)},
+            "tiled",
+        ),
         ({"mask": regard.rule(lambda b, h, q, k: k <= q)}, "torch"),
+        ({"mask": regard.rule(lambda b, h, q, k: k <= q + h)}, "tiled"),  # not the same for all heads
         ({"mask": regard.rule(lambda b, h, q, k, n=[1]: k <= q + n[0])}, "tiled"),  # a list may change
+        ({"mask": ~regard.causal}, "tiled"),  # the last query sees no key
+        ({"mask": regard.causal & regard.window(3) & regard.alibi(2)}, "tiled"),
         ({"softcap": 3.0}, "tiled"),
         ({"dropout": 0.1}, "tiled"),
     ],
 )
-def test_explain_says_what_auto_takes(options: dict[str, Any], taken: str) -> None:
-    q = torch.randn(1, 2, 8, 4)
-    told = regard.which_backend(q, q, q, **options)
+def test_explain_says_what_auto_takes(options, taken):
+    told = regard.which_backend(**dict.fromkeys("qkv", torch.randn(1, 2, 8, 4)) | options)
     assert told.backend == taken
     assert f"{taken}: taken" in str(told)
     assert all(why for why in told.refusals.values())
@@ -328,7 +336,7 @@ def test_explain_says_what_auto_takes(options: dict[str, Any], taken: str) -> No
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])
-def test_one_query_of_grouped_heads_is_the_truth(group: int) -> None:
+def test_one_query_of_grouped_heads_is_the_truth(group):
     x = strategies.tensors(strategies.Sizes(2, 3 * group, 3, 1, 70, 8, 8), 5, torch.float64)
     inputs = [y.requires_grad_() for y in x[:3]]
     right = truth.attention(*x[:3], torch.ones(2, 3 * group, 1, 70, dtype=torch.bool))
@@ -344,13 +352,7 @@ def test_one_query_of_grouped_heads_is_the_truth(group: int) -> None:
             assert truth.error(found, gradient) < 1e-11
 
 
-def test_padding_goes_to_pytorch_unless_it_hides_all_keys() -> None:
-    q, k = torch.randn(2, 2, 5, 4), torch.randn(2, 2, 7, 4)
-    assert regard.which_backend(q, k, k, mask=regard.padding([7, 3])).backend == "torch"
-    assert regard.which_backend(q, k, k, mask=regard.padding([7, 0])).backend == "tiled"
-
-
-def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
+def test_a_path_can_be_forced_and_says_when_it_cannot():
     q = torch.randn(1, 2, 8, 4)
     with pytest.raises(ValueError, match=r"backend: 'torch' cannot serve this: its kernels have no softcap"):
         regard.attend(q, q, q, softcap=2.0, backend="torch")
@@ -364,7 +366,7 @@ def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
     assert regard.attend(q, q, q, sinks=torch.zeros(2)).shape == q.shape  # the block is left
 
 
-def test_attend_is_one_graph_which_keeps_the_path_of_its_first_call() -> None:
+def test_attend_is_one_graph_which_keeps_the_path_of_its_first_call():
     q = torch.randn(1, 2, 8, 4)
     for _ in range(2):  # the second has a plan
         regard.attend(q, q, q, softcap=2.0)
@@ -377,14 +379,14 @@ def test_attend_is_one_graph_which_keeps_the_path_of_its_first_call() -> None:
 
 
 @pytest.mark.parametrize(("width", "size"), [(8, 1.0), (8, 1e4), (64, 1.0), (64, 1e3)])
-def test_gradients_of_large_scores_err_no_more_than_eager_attentions(size: float, width: int) -> None:
+def test_gradients_of_large_scores_err_no_more_than_eager_attentions(size, width):
     """The backward pass computes the weights again, and must not lose the digits of the scores."""
     made = torch.Generator().manual_seed(5)
     inputs = [torch.randn(1, 2, 300, width, generator=made) for _ in range(3)]
     inputs[0], inputs[1] = inputs[0] * size**0.5, inputs[1] * size**0.5 + 0.2 * size**0.5
     sinks, upstream = size * torch.tensor([1.0, 0.1]), torch.randn(1, 2, 300, width, generator=made)
 
-    def found(dtype: torch.dtype, name: str) -> list[torch.Tensor]:
+    def found(dtype, name):
         given = [x.to(dtype).requires_grad_() for x in (*inputs, sinks)]
         output = regard.attend(*given[:3], mask=regard.causal, sinks=given[3], backend=name)
         return [output, *torch.autograd.grad(output, given, upstream.to(dtype))]

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +107,7 @@ def test_a_learned_bias_of_another_float_dtype_is_fine():
     assert bias.grad.abs().max() > 0
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numbers_of_numpy_are_numbers():
     q = torch.randn(1, 2, 3, 4)
     expected = regard.attend(q, q, q, scale=0.5, softcap=5.0)
     assert torch.equal(regard.attend(q, q, q, scale=np.float32(0.5), softcap=np.int64(5)), expected)
@@ -117,7 +115,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 X = torch.randn(1, 2, 6, 4)
 SIZES = (16, 8, 2, 2, 4)  # vocabulary, context, layers, heads, width
-CALLERS: dict[str, Callable[[Any], object]] = {
+CALLERS = {
     "window": regard.window,
     "prefix": regard.prefix,
     "chunks": regard.chunks,

@@ -193,6 +193,11 @@ def blocks_mask():
     return (DOCUMENTS[:, None, :, None] == DOCUMENTS[:, None, None, :]) & (_later(LENGTH) >= 0)
 
 
+def with_blocks_mask():
+    """Return a batch with that mask."""
+    return {"input_ids": tokens(1), "attention_mask": blocks_mask()}
+
+
 def plain():
     return tokens()
 
@@ -220,130 +225,108 @@ def right():
 
 
 PER_DOCUMENT = {"documents": DOCUMENTS}
+
+
+def faults(mistake, models, batch, note, implementation=None, **options):
+    """Return one fault planted into each of these models."""
+    return [Fault(mistake, model, batch, note, implementation, options) for model in models.split(", ")]
+
+
 FAULTS = [
     # Documents: the batch, or the implementation, joins them.
-    Fault("documents-leak", "Llama", with_ones, "all-ones mask"),
-    Fault("documents-leak", "Llama", with_ones, "all-ones mask", "eager"),
-    Fault("documents-leak", "Llama", with_ones, "all-ones mask", "flex_attention"),
-    Fault("documents-leak", "Llama", lambda: packed() | {"use_cache": True}, "a cache is made"),
-    Fault("documents-leak", "Mistral", with_ones, "all-ones mask"),
-    Fault("documents-leak", "Gemma 3", with_ones, "all-ones mask"),
-    Fault("documents-leak", "gpt-oss", packed, "which does not look at positions"),
-    Fault("documents-leak", "GPT-2", with_ones, "all-ones mask"),
-    Fault("documents-leak", "BERT", packed, "which does not look at positions"),
-    Fault("documents-leak", "Qwen3-Next", packed, "whose linear layers run on"),
-    Fault("documents-leak", "Llama 4", with_ones, "all-ones mask"),
-    Fault("documents-leak", "GPT", lambda: tokens(1), "no mask", options=PER_DOCUMENT),
-    Fault("documents-leak", "plain GPT without documents", packed_idx, "document_ids are ignored"),
-    Fault("documents-leak", "Llama", packed, "dropped", "drops_mask"),
-    Fault("documents-leak", "Llama", packed, "dropped", "by_hand_drops_mask"),
-    Fault(
+    *faults("documents-leak", "Llama, Mistral, Gemma 3, GPT-2, Llama 4", with_ones, "all-ones mask"),
+    *faults("documents-leak", "Llama", with_ones, "all-ones mask", "eager"),
+    *faults("documents-leak", "Llama", with_ones, "all-ones mask", "flex_attention"),
+    *faults("documents-leak", "Llama", lambda: packed() | {"use_cache": True}, "a cache is made"),
+    *faults("documents-leak", "gpt-oss, BERT", packed, "which does not look at positions"),
+    *faults("documents-leak", "Qwen3-Next", packed, "whose linear layers run on"),
+    *faults("documents-leak", "GPT", lambda: tokens(1), "no mask", **PER_DOCUMENT),
+    *faults("documents-leak", "plain GPT without documents", packed_idx, "document_ids are ignored"),
+    *faults("documents-leak", "Llama", packed, "dropped", "drops_mask"),
+    *faults("documents-leak", "Llama", packed, "dropped", "by_hand_drops_mask"),
+    *faults(
         "documents-leak",
         "Llama",
         lambda: {"input_ids": tokens(1), "cu_seq_lens_q": torch.tensor([0, 5, 12], dtype=torch.int32)},
         "borders that SDPA ignores",
     ),
     # As people met and reported them: nanoVLM #204, wrinklefree #53, TRL #5316.
-    Fault("documents-leak", "Llama", with_causal_mask, "positions restart and the mask does not"),
-    Fault("documents-leak", "Llama", lambda: tokens(1), "nothing says it", options=PER_DOCUMENT),
-    Fault("documents-leak", "Llama", flattened, "flattened, and a cache is made"),
+    *faults("documents-leak", "Llama", with_causal_mask, "positions restart and the mask does not"),
+    *faults("documents-leak", "Llama", lambda: tokens(1), "nothing says it", **PER_DOCUMENT),
+    *faults("documents-leak", "Llama", flattened, "flattened, and a cache is made"),
     # Padding.
-    Fault("padding-seen", "Llama", lambda: without_mask("left"), "no mask"),
-    Fault("padding-seen", "Llama", lambda: without_mask("left"), "no mask", "eager"),
-    Fault("padding-seen", "Mistral", lambda: without_mask("left"), "no mask"),
-    Fault("padding-seen", "gpt-oss", lambda: without_mask("left"), "no mask"),
-    Fault("padding-seen", "GPT-2", lambda: without_mask("left"), "no mask"),
-    Fault("padding-seen", "BERT", lambda: without_mask("right"), "no mask"),
-    Fault("padding-seen", "Qwen3-Next", lambda: without_mask("left"), "no mask"),
-    Fault("padding-seen", "Llama 4", lambda: without_mask("left"), "no mask"),
-    Fault("padding-seen", "T5", lambda: seq2seq(mask=False), "no mask of the source"),
-    Fault("padding-seen", "BART", lambda: seq2seq(mask=False), "no mask of the source"),
-    Fault("mask-dropped", "Llama", left, "padding", "drops_mask"),
-    Fault("mask-dropped", "Mistral", left, "padding", "drops_mask"),
-    Fault("mask-dropped", "GPT-2", left, "padding", "drops_mask"),
-    Fault("mask-dropped", "BERT", right, "padding", "drops_mask"),
-    Fault("mask-dropped", "BART", seq2seq, "padding of the source", "drops_order"),
-    Fault("mask-dropped", "plain GPT without padding", lambda: padded_idx("left"), "padding"),
-    Fault(
-        "mask-dropped",
-        "Llama",
-        lambda: {"input_ids": tokens(1), "attention_mask": blocks_mask()},
-        "a mask of documents",
-        "drops_mask",
+    *faults(
+        "padding-seen",
+        "Llama, Mistral, gpt-oss, GPT-2, Qwen3-Next, Llama 4",
+        lambda: without_mask("left"),
+        "no mask",
     ),
-    Fault("mask-inverted", "Llama", lambda: inverted("left"), "by the collator"),
-    Fault("mask-inverted", "Llama", lambda: inverted("right"), "by the collator", "eager"),
-    Fault("mask-inverted", "GPT-2", lambda: inverted("left"), "by the collator"),
-    Fault("mask-inverted", "BERT", lambda: inverted("right"), "by the collator"),
-    Fault("mask-inverted", "Llama", left, "by the implementation", "inverts_mask"),
+    *faults("padding-seen", "Llama", lambda: without_mask("left"), "no mask", "eager"),
+    *faults("padding-seen", "BERT", lambda: without_mask("right"), "no mask"),
+    *faults("padding-seen", "T5, BART", lambda: seq2seq(mask=False), "no mask of the source"),
+    *faults("mask-dropped", "Llama, Mistral, GPT-2", left, "padding", "drops_mask"),
+    *faults("mask-dropped", "BERT", right, "padding", "drops_mask"),
+    *faults("mask-dropped", "BART", seq2seq, "padding of the source", "drops_order"),
+    *faults("mask-dropped", "plain GPT without padding", lambda: padded_idx("left"), "padding"),
+    *faults("mask-dropped", "Llama", with_blocks_mask, "a mask of documents", "drops_mask"),
+    *faults("mask-inverted", "Llama, GPT-2", lambda: inverted("left"), "by the collator"),
+    *faults("mask-inverted", "Llama", lambda: inverted("right"), "by the collator", "eager"),
+    *faults("mask-inverted", "BERT", lambda: inverted("right"), "by the collator"),
+    *faults("mask-inverted", "Llama", left, "by the implementation", "inverts_mask"),
     # Order.
-    Fault("future-seen", "Llama", plain, "not causal", "drops_order"),
-    Fault("future-seen", "Gemma 3", plain, "not causal", "drops_order"),
-    Fault("future-seen", "gpt-oss", plain, "not causal", "drops_order"),
-    Fault("future-seen", "GPT-2", plain, "not causal", "drops_order"),
-    Fault("future-seen", "Qwen3-Next", plain, "not causal", "drops_order"),
-    Fault("future-seen", "PaliGemma", prefixed, "after the prefix too", "drops_order"),
-    Fault("future-seen", "BART", pairs, "the decoder is not causal", "drops_order"),
-    Fault("future-seen", "Llama", plain, "not causal", "by_hand_drops_order"),
-    Fault("future-seen", "plain GPT without causal", idx, "not causal"),
-    Fault("causal-where-bidirectional", "BERT", plain, "causal", "always_causal"),
-    Fault("causal-where-bidirectional", "BART", pairs, "the encoder", "always_causal"),
-    Fault("causal-where-bidirectional", "PaliGemma", prefixed, "the prefix", "always_causal"),
-    Fault(
+    *faults("future-seen", "Llama, Gemma 3, gpt-oss, GPT-2, Qwen3-Next", plain, "not causal", "drops_order"),
+    *faults("future-seen", "PaliGemma", prefixed, "after the prefix too", "drops_order"),
+    *faults("future-seen", "BART", pairs, "the decoder is not causal", "drops_order"),
+    *faults("future-seen", "Llama", plain, "not causal", "by_hand_drops_order"),
+    *faults("future-seen", "plain GPT without causal", idx, "not causal"),
+    *faults("causal-where-bidirectional", "BERT", plain, "causal", "always_causal"),
+    *faults("causal-where-bidirectional", "BART", pairs, "the encoder", "always_causal"),
+    *faults("causal-where-bidirectional", "PaliGemma", prefixed, "the prefix", "always_causal"),
+    *faults(
         "causal-where-bidirectional",
         "Llama",
         plain,
         "a prefix is expected",
-        options={"expect": regard.causal | regard.prefix(4)},
+        expect=regard.causal | regard.prefix(4),
     ),
     # Windows.
-    Fault("window-ignored", "Mistral", plain, "never reaches SDPA", "drops_mask"),
-    Fault("window-ignored", "Gemma 3", plain, "never reaches SDPA", "drops_mask"),
-    Fault("window-ignored", "Llama 4", plain, "chunks never reach SDPA", "drops_mask"),
-    Fault("window-ignored", "Mistral", plain, "dropped by hand", "by_hand_drops_mask"),
-    Fault("window-ignored", "Llama", plain, "expected", options={"expect": regard.causal & regard.window(4)}),
-    Fault("window-off-by-one", "Mistral", plain, "too long", "long_window"),
-    Fault("window-off-by-one", "Mistral", plain, "too short", "short_window"),
-    Fault("window-off-by-one", "Gemma 3", plain, "too long", "long_window"),
-    Fault("window-wrong-size", "Mistral", plain, "twice as long", "twice_window"),
-    Fault("window-on-wrong-layers", "Gemma 3", plain, "counted from 1", "swapped_windows"),
-    Fault("window-on-wrong-layers", "Gemma 2", plain, "counted from 1", "swapped_windows"),
-    Fault("window-on-wrong-layers", "gpt-oss", plain, "counted from 1", "swapped_windows"),
+    *faults("window-ignored", "Mistral, Gemma 3", plain, "never reaches SDPA", "drops_mask"),
+    *faults("window-ignored", "Llama 4", plain, "chunks never reach SDPA", "drops_mask"),
+    *faults("window-ignored", "Mistral", plain, "dropped by hand", "by_hand_drops_mask"),
+    *faults("window-ignored", "Llama", plain, "expected", expect=regard.causal & regard.window(4)),
+    *faults("window-off-by-one", "Mistral, Gemma 3", plain, "too long", "long_window"),
+    *faults("window-off-by-one", "Mistral", plain, "too short", "short_window"),
+    *faults("window-wrong-size", "Mistral", plain, "twice as long", "twice_window"),
+    *faults(
+        "window-on-wrong-layers", "Gemma 3, Gemma 2, gpt-oss", plain, "counted from 1", "swapped_windows"
+    ),
     # What an implementation has no argument for.
-    Fault("sinks-lost", "gpt-oss", plain, "no argument", "only_mask"),
-    Fault("sinks-lost", "gpt-oss", left, "no argument", "only_mask"),
-    Fault("softcap-lost", "Gemma 2", plain, "no argument", "only_mask"),
-    Fault("softcap-lost", "Gemma 2", packed, "no argument", "only_mask"),
-    Fault("implementations-differ", "Llama", plain, "twice the scale", "wrong_scale"),
-    Fault("implementations-differ", "Mistral", packed, "twice the scale", "wrong_scale"),
+    *faults("sinks-lost", "gpt-oss", plain, "no argument", "only_mask"),
+    *faults("sinks-lost", "gpt-oss", left, "no argument", "only_mask"),
+    *faults("softcap-lost", "Gemma 2", plain, "no argument", "only_mask"),
+    *faults("softcap-lost", "Gemma 2", packed, "no argument", "only_mask"),
+    *faults("implementations-differ", "Llama", plain, "twice the scale", "wrong_scale"),
+    *faults("implementations-differ", "Mistral", packed, "twice the scale", "wrong_scale"),
     # Positions and targets.
-    Fault("left-padding-shifts-positions", "GPT-2", left, "no position_ids"),
-    Fault("left-padding-shifts-positions", "BERT", left, "no position_ids"),
-    Fault("left-padding-shifts-positions", "plain GPT", lambda: padded_idx("left"), "no position_ids"),
-    Fault("positions-do-not-restart", "plain GPT without positions", packed_idx, "counted through"),
-    Fault(
+    *faults("left-padding-shifts-positions", "GPT-2, BERT", left, "no position_ids"),
+    *faults("left-padding-shifts-positions", "plain GPT", lambda: padded_idx("left"), "no position_ids"),
+    *faults("positions-do-not-restart", "plain GPT without positions", packed_idx, "counted through"),
+    *faults(
         "positions-do-not-restart",
         "GPT with learned positions",
         lambda: {"input_ids": tokens(1), "mask": regard.documents(DOCUMENTS)},
         "counted through",
-        options=PER_DOCUMENT,
+        **PER_DOCUMENT,
     ),
-    Fault(
-        "positions-do-not-restart",
-        "GPT-2",
-        lambda: {"input_ids": tokens(1), "attention_mask": blocks_mask()},
-        "counted through",
-        options=PER_DOCUMENT,
-    ),
-    Fault("targets-cross-documents", "Llama", with_labels, "labels are the ids"),
-    Fault("targets-cross-documents", "GPT-2", with_labels, "labels are the ids"),
+    *faults("positions-do-not-restart", "GPT-2", with_blocks_mask, "counted through", **PER_DOCUMENT),
+    *faults("targets-cross-documents", "Llama, GPT-2", with_labels, "labels are the ids"),
     # Any other mask that the caller expects.
-    Fault("unexpected-mask", "Llama", plain, "chunks", options={"expect": regard.causal & regard.chunks(4)}),
-    Fault(
+    *faults("unexpected-mask", "Llama", plain, "chunks", expect=regard.causal & regard.chunks(4)),
+    *faults(
         "unexpected-mask",
         "GPT-2",
         plain,
         "one cell less",
-        options={"expect": regard.tensor_mask((_later(LENGTH) >= 0) & (_later(LENGTH) != 3))},
+        expect=regard.tensor_mask((_later(LENGTH) >= 0) & (_later(LENGTH) != 3)),
     ),
 ]

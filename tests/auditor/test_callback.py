@@ -1,18 +1,13 @@
 """The first batch of a training run, and of a test suite: a wrong one raises, a right one trains."""
 
-import json
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, Trainer
 
 from regard.auditor import audit_callback
 from regard.testing import assert_reads
 from tests.auditor.small_models import GROUPED, packed, padded, small_model, tokens
+from tests.trainers import arguments_of_transformers, run_program
 
 EXAMPLES = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7, 6, 4)]
 
@@ -25,20 +20,9 @@ def leaky(examples):
 
 def trainer(folder, collate, *callbacks):
     torch.manual_seed(0)
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=1,
-        per_device_train_batch_size=2,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-        dataloader_pin_memory=False,
-        disable_tqdm=True,
-        learning_rate=0.1,
-    )
     return Trainer(
         model=LlamaForCausalLM(LlamaConfig(**GROUPED)),
-        args=arguments,
+        args=arguments_of_transformers(folder, max_steps=1, learning_rate=0.1),
         train_dataset=EXAMPLES,
         data_collator=collate,
         callbacks=list(callbacks),
@@ -68,25 +52,17 @@ def test_a_wrong_batch_ends_the_run_before_the_first_step_or_warns(tmp_path):
     assert warned.state.global_step == 1
 
 
-def trained(library):
-    """Return the verdicts of training runs with another library, by the name of each run."""
-    if find_spec(library) is None:  # not imported here: it changes more of a process than a test may
-        pytest.skip(f"{library} is not installed")
-    program = [sys.executable, "-m", "tests.auditor.trainers_program", library]
-    root = Path(__file__).parents[2]
-    run = subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+PROGRAM = "tests.auditor.trainers_program"
 
 
 def test_trl_audits_the_first_batch():
-    verdicts = trained("trl")
+    verdicts = run_program(PROGRAM, "trl")
     assert verdicts.keys() == {"padded", "bfd", "padding-free"}
     assert all("reads what it should" in summary for summary in verdicts.values()), verdicts
 
 
 def test_lightning_audits_the_first_batch():
-    verdicts = trained("lightning")
+    verdicts = run_program(PROGRAM, "lightning")
     assert "reads what it should" in verdicts["without a cache"]
     assert "WRONG: documents-leak" in verdicts["with a cache"]
 

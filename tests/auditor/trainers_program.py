@@ -1,7 +1,6 @@
 """Trains for one step with other people's trainers, each with an audit of its first batch.
 
-`test_callback` starts it as `python -m`, since these libraries change more of a process than a test may. It
-prints the verdict of each run as JSON.
+`test_callback` starts it as `python -m`. It prints the verdict of each run as JSON.
 """
 
 import json
@@ -9,11 +8,11 @@ import sys
 import tempfile
 
 import torch
-from tokenizers import Tokenizer, models
-from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM
 
 from regard.auditor import audit_callback, lightning_callback
-from tests.auditor.small_models import GROUPED, VOCABULARY, tokens
+from tests import trainers
+from tests.auditor.small_models import GROUPED, tokens
 
 EXAMPLES = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7, 6, 4)]
 TRL = {
@@ -21,7 +20,6 @@ TRL = {
     "bfd": {"packing": True, "max_length": 24, "packing_strategy": "bfd"},
     "padding-free": {"padding_free": True, "max_length": None},
 }
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 def llama():
@@ -30,24 +28,11 @@ def llama():
 
 def train_with_trl():
     """Return the verdict on each of TRL's ways of making batches."""
-    import datasets
-    import trl
-
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
-    rows = datasets.Dataset.from_list([x | {"labels": x["input_ids"]} for x in EXAMPLES])
     verdicts = {}
     for name, options in TRL.items():
         callback = audit_callback()
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no"}
-            trainer = trl.SFTTrainer(
-                model=llama(),
-                args=trl.SFTConfig(output_dir=folder, max_steps=1, **settings, **options),
-                train_dataset=rows,
-                processing_class=tokenizer,
-                callbacks=[callback],
-            )
+            trainer = trainers.trl_trainer(llama(), EXAMPLES, [callback], folder, max_steps=1, **options)
             trainer.train()
         assert trainer.state.global_step == 1
         verdicts[name] = callback.audit.summary
@@ -56,19 +41,6 @@ def train_with_trl():
 
 def train_with_lightning():
     """Return the verdict on a batch whose documents are apart, and on one that makes a cache."""
-    import lightning.pytorch as lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = llama()
-
-        def training_step(self, batch, _):
-            return self.model(**batch).loss
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
     verdicts = {}
     for name, use_cache in {"without a cache": False, "with a cache": True}.items():
 
@@ -76,11 +48,12 @@ def train_with_lightning():
             return dict(DataCollatorWithFlattening()(examples)) | {"use_cache": use_cache}
 
         callback = lightning_callback(model="model", on_wrong="warn")
+        batches = torch.utils.data.DataLoader(EXAMPLES, batch_size=2, collate_fn=collate)
         with tempfile.TemporaryDirectory() as folder:
-            trainer = lightning.Trainer(
-                max_steps=1, accelerator="cpu", callbacks=[callback], default_root_dir=folder, **QUIET
+            settings = {"max_steps": 1, "default_root_dir": folder}
+            trainer = trainers.fit_with_lightning(
+                llama(), lambda model, batch: model(**batch).loss, batches, [callback], **settings
             )
-            trainer.fit(Module(), torch.utils.data.DataLoader(EXAMPLES, batch_size=2, collate_fn=collate))
         assert trainer.global_step == 1
         verdicts[name] = callback.audit.summary
     return verdicts

@@ -9,7 +9,7 @@ _number = count()
 _planted = []
 
 
-def load(source: str, name: str):
+def load(source, name):
     """The thing called `name` in a program."""
     file = f"<planted {next(_number)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -21,7 +21,7 @@ def load(source: str, name: str):
     return getattr(module, name)
 
 
-def uproot() -> None:
+def uproot():
     """Forget all programs that were loaded."""
     while _planted:
         file = _planted.pop()

@@ -10,13 +10,7 @@ import pytest
 
 from regard import checker
 from regard.checker.catalogue import CATALOGUE, get_mistake, read_themes
-from regard.checker.examples import (
-    LENGTH,
-    example_program,
-    make_snippet,
-    mended_program,
-    plant_mistake,
-)
+from regard.checker.examples import LENGTH, example_program, make_snippet, mended_program, plant_mistake
 from regard.checker.oracle.cache_variant import CacheVariant
 from regard.checker.oracle.variant import AttentionVariant
 from regard.checker.session import DOUBTS

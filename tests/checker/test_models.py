@@ -9,6 +9,7 @@ import regard
 from regard.checker import Report
 from tests.checker.corpus import right, undecided, wrong
 from tests.checker.language_models import Attention, Block, LanguageModel
+from tests.checker.layers import FourLayers
 from tests.sampling import share
 
 
@@ -163,18 +164,10 @@ TinyNet = type("TinyNet", (Unmasked,), {"__module__": __name__})
 TinyGPT = TinyNet
 
 
-class CrossAttention(nn.Module):
-    def __init__(self, d_model, n_head):
-        super().__init__()
-        self.n_head = n_head
-        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
-
+class CrossAttention(FourLayers):
     def forward(self, x, memory, mask=None):
-        q, k, v = (
-            f(y).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-            for f, y in ((self.q, x), (self.k, memory), (self.v, memory))
-        )
-        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        q, k, v = self.project(x, memory, memory)
+        return self.finish(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
 class Translator(nn.Module):

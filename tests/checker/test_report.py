@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 from typer.testing import CliRunner
 
 import regard
@@ -14,6 +16,7 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.examples import NAMES, plant_mistake
 from regard.checker.reports.report import Check, Diagnosis, Report
 from regard.cli import app
+from regard.testing import assert_attention
 from tests.checker.planting import load
 from tests.sampling import combine, share
 
@@ -103,6 +106,20 @@ def test_numbers_are_said_in_words():
     assert describe_difference(float("inf")) == "NaN or inf instead of numbers"
     assert describe_agreement(3e-16) == "up to rounding"
     assert describe_agreement(3e-6) == "to 3e-06"
+
+
+def test_right_attention_passes_and_hands_back_the_report():
+    assert assert_attention(F.scaled_dot_product_attention).ok
+
+
+def test_wrong_attention_fails_with_the_diagnosis():
+    with pytest.raises(AssertionError, match="softmax-over-queries"):
+        assert_attention(lambda q, k, v: torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -2) @ v)
+
+
+def test_options_are_handed_on():
+    with pytest.raises(AssertionError, match="no-mask"):
+        assert_attention(F.scaled_dot_product_attention, causal=True, is_causal=False)
 
 
 TEST = """

@@ -1,7 +1,5 @@
 """What a check tries of a class beyond its defaults: switches, long texts, and a model's own depth."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -25,7 +23,7 @@ def causal_scores(q, k, offset=1):
 
 
 class TwoPaths(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, sdpa: bool = True):
+    def __init__(self, d_model, num_heads, sdpa=True):
         super().__init__(d_model, num_heads)
         self.sdpa = sdpa
 
@@ -44,7 +42,7 @@ class TwoPathsNoScale(TwoPaths):
 
 
 class MaskOption(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, causal: bool = False):
+    def __init__(self, d_model, num_heads, causal=False):
         super().__init__(d_model, num_heads)
         self.causal = causal
 
@@ -60,7 +58,7 @@ class MaskOptionAhead(MaskOption):
 
 
 class SoftcapOption(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, softcap: float | None = None):
+    def __init__(self, d_model, num_heads, softcap=None):
         super().__init__(d_model, num_heads)
         self.softcap = softcap
 
@@ -80,7 +78,7 @@ class SoftcapOptionNotMultiplied(SoftcapOption):
 class ExcludeSelf(FusedHeads):
     """A switch whose meaning is itself a mistake elsewhere."""
 
-    def __init__(self, d_model: int, num_heads: int, exclude_self: bool = False):
+    def __init__(self, d_model, num_heads, exclude_self=False):
         super().__init__(d_model, num_heads)
         self.exclude_self = exclude_self
 
@@ -96,7 +94,7 @@ class ExcludeSelf(FusedHeads):
 class LinearOption(FusedHeads):
     """A switch that makes it another kind of attention."""
 
-    def __init__(self, d_model: int, num_heads: int, linear: bool = False):
+    def __init__(self, d_model, num_heads, linear=False):
         super().__init__(d_model, num_heads)
         self.linear = linear
 
@@ -108,7 +106,7 @@ class LinearOption(FusedHeads):
 
 
 class CausalHeads(FusedHeads):
-    def __init__(self, d_model: int, num_heads: int, look_both_ways: bool = False):
+    def __init__(self, d_model, num_heads, look_both_ways=False):
         super().__init__(d_model, num_heads)
         self.look_both_ways = look_both_ways
 
@@ -147,7 +145,7 @@ class WithoutTheRest(FusedHeads):
 class ShortMask(FusedHeads):
     """Causal, by a mask that hides no more than 90 tokens ahead."""
 
-    def __init__(self, d_model: int, num_heads: int, max_len: int = 512):
+    def __init__(self, d_model, num_heads, max_len=512):
         super().__init__(d_model, num_heads)
         ones = torch.ones(max_len, max_len, dtype=torch.bool)
         self.register_buffer("hidden", ones.triu(1) & ~ones.triu(91), persistent=False)
@@ -180,7 +178,7 @@ strided, strided_not_rescaled = in_strides(torch.exp), in_strides(torch.ones_lik
 
 
 class Layer(nn.Module):
-    def __init__(self, n_embd: int, n_head: int, factor: float):
+    def __init__(self, n_embd, n_head, factor):
         super().__init__()
         self.norm, self.n_head, self.factor = nn.LayerNorm(n_embd), n_head, factor
         self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
@@ -195,7 +193,7 @@ class Layer(nn.Module):
 class TinyGPT(nn.Module):
     odd, factor = -1, 2.0  # the layer whose scores are multiplied by this factor
 
-    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 3):
+    def __init__(self, vocab_size=65, n_embd=48, n_head=4, n_layer=3):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, n_embd)
         factors = (self.factor if i == self.odd else 1.0 for i in range(n_layer))
@@ -219,12 +217,12 @@ class TinyGPTWithAnUnscaledLayer(TinyGPT):
 
 
 class DeepGPT(TinyGPT):
-    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 24):
+    def __init__(self, vocab_size=65, n_embd=48, n_head=4, n_layer=24):
         super().__init__(vocab_size, n_embd, n_head, n_layer)
 
 
 class GPTOfAnyDepth(TinyGPT):
-    def __init__(self, n_layer: int):
+    def __init__(self, n_layer):
         super().__init__(n_layer=n_layer)
 
 
@@ -259,7 +257,7 @@ def head_by_head(q, k, v):
 class TwoSwitches(FusedHeads):
     """Right with either switch turned; with both, the mask shows one token of the future."""
 
-    def __init__(self, dim: int, num_heads: int, causal: bool = False, use_flash: bool = True):
+    def __init__(self, dim, num_heads, causal=False, use_flash=True):
         super().__init__(dim, num_heads)
         self.causal, self.use_flash = causal, use_flash
 
@@ -275,7 +273,7 @@ class TwoSwitches(FusedHeads):
 class RoundedPositions(FusedHeads):
     """Rotary tables whose positions are bfloat16: from the 257th on, two in a row are one."""
 
-    def __init__(self, dim: int, num_heads: int, max_len: int = 2048):
+    def __init__(self, dim, num_heads, max_len=2048):
         super().__init__(dim, num_heads)
         width = dim // num_heads
         positions = torch.arange(max_len).to(torch.bfloat16).float()

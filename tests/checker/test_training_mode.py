@@ -3,28 +3,25 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import regard
 from tests.checker.corpus import right, wrong
 from tests.checker.corpus.dropout_rates import DropKey
+from tests.checker.layers import FourLayers
 from tests.sampling import combine
 
 
-class Attention(nn.Module):
+class Attention(FourLayers):
     """Attention with dropout written by hand; `bug` plants a mistake that only training shows."""
 
     bug = ""
 
     def __init__(self, d_model, num_heads, dropout=0.0, causal=False):
-        super().__init__()
-        self.num_heads, self.dropout, self.causal = num_heads, dropout, causal
-        self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+        super().__init__(d_model, num_heads)
+        self.dropout, self.causal = dropout, causal
 
     def forward(self, x, attn_mask=None, key_padding_mask=None):
-        B, T, C = x.shape
-        layers = (self.query, self.key, self.value)
-        q, k, v = (layer(x).view(B, T, self.num_heads, -1).transpose(1, 2) for layer in layers)
+        (q, k, v), T = self.project(x, x, x), x.shape[1]
         bug = self.bug if self.training else ""
         if bug == "no gradient of the values":
             v = v.detach()
@@ -37,8 +34,7 @@ class Attention(nn.Module):
             scores = scores.masked_fill(~attn_mask, -torch.inf)
         if key_padding_mask is not None and not (bug == "no padding mask with dropout" and self.dropout):
             scores = scores.masked_fill(key_padding_mask[:, None, None], -torch.inf)
-        weights = self.drop(scores.softmax(-1))
-        return self.out((weights @ v).transpose(1, 2).reshape(B, T, C))
+        return self.finish(self.drop(scores.softmax(-1)) @ v)
 
     def drop(self, weights):
         return F.dropout(weights, self.dropout, self.training)

@@ -1,8 +1,5 @@
 """A tiny model on disk, and commands that run in this process."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -14,7 +11,7 @@ from regard.gpt.tokens import bpe_tokenizer
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again "
 
 
-def save_model(path: Path, noise: float = 0.0) -> Path:
+def save_model(path, noise=0.0):
     """Save an untrained model, whose weights may be moved by noise."""
     torch.manual_seed(1)
     config = Config(vocab_size=300, context_length=64, num_layers=2, num_heads=4, num_kv_heads=2, d_model=16)
@@ -26,10 +23,10 @@ def save_model(path: Path, noise: float = 0.0) -> Path:
     return path
 
 
-def runner(command: str) -> Callable[..., str]:
+def runner(command):
     """Return a function that runs a command and returns what it prints, or raises what it raised."""
 
-    def run(*arguments: object) -> str:
+    def run(*arguments):
         result = CliRunner().invoke(app, [command, *map(str, arguments)])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -40,12 +37,12 @@ def runner(command: str) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """The folder of an untrained model of 2 layers with 4 heads."""
     return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
-def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def noisy(tmp_path_factory):
     """The folder of a model whose heads are unlike each other."""
     return save_model(tmp_path_factory.mktemp("model"), noise=0.3)

@@ -8,7 +8,6 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -25,20 +24,20 @@ run = CliRunner().invoke
 NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value
 
 
-def test_version() -> None:
+def test_version():
     result = run(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"regard {regard.__version__}\n")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["stages", "--help"]])
-def test_help_has_examples(arguments: list[str]) -> None:
+def test_help_has_examples(arguments):
     result = run(app, arguments)
     assert result.exit_code == 0
     assert "Examples:\n" in result.output
     assert "regard stages --save stages.png" in result.output
 
 
-def test_without_a_command_it_greets_with_three_ways() -> None:
+def test_without_a_command_it_greets_with_three_ways():
     result = run(app, [], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.output.splitlines() if line[:1].strip()] == [
@@ -51,15 +50,14 @@ def test_without_a_command_it_greets_with_three_ways() -> None:
     assert "\x1b" not in result.output  # this is no terminal
 
 
-def test_every_command_has_examples_that_name_it() -> None:
+def test_every_command_has_examples_that_name_it():
     assert app.registered_commands
     for command in app.registered_commands:
-        assert command.callback is not None
         name = command.name or command.callback.__name__
         assert f"  regard {name}" in run(app, [name, "--help"]).output
 
 
-def test_the_function_of_every_command_takes_what_the_table_says() -> None:
+def test_the_function_of_every_command_takes_what_the_table_says():
     for name, about in TABLE.items():
         if "options" not in about:  # a group, and what commands share
             continue
@@ -70,15 +68,15 @@ def test_the_function_of_every_command_takes_what_the_table_says() -> None:
         assert all(about["options"][option] or option in TABLE["shared"] for option in about["options"])
 
 
-def test_help_fits_80_columns() -> None:
-    group: Any = get_command(app)
+def test_help_fits_80_columns():
+    group = get_command(app)
     for name in ("", *group.commands):
         lines = run(app, [*name.split(), "--help"], env={"COLUMNS": "80"}).output.splitlines()
         assert [line for line in lines if len(line) > 80] == []
 
 
-def test_every_option_is_described_in_a_sentence() -> None:
-    group: Any = get_command(app)
+def test_every_option_is_described_in_a_sentence():
+    group = get_command(app)
     for name, command in group.commands.items():
         for parameter in command.params:
             said = parameter.help or ""
@@ -86,7 +84,7 @@ def test_every_option_is_described_in_a_sentence() -> None:
             assert said[0].isupper() or said[0].isdigit() or said.startswith(NAMES), f"{name}: {said}"
 
 
-def test_stages_walks_and_saves(tmp_path: Path) -> None:
+def test_stages_walks_and_saves(tmp_path):
     path = tmp_path / "[bold]stages.svg"  # a name, and no markup
     result = run(app, ["stages", "--save", str(path)])
     assert result.exit_code == 0
@@ -103,9 +101,7 @@ def test_stages_walks_and_saves(tmp_path: Path) -> None:
         ("no/such/a.png", "regard: save: expected a file in a folder that exists, got no/such/a.png"),
     ],
 )
-def test_what_a_user_gets_wrong_is_one_line(
-    save: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_user_gets_wrong_is_one_line(save, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["regard", "stages", "--save", save])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -115,7 +111,7 @@ def test_what_a_user_gets_wrong_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_the_real_command(tmp_path: Path) -> None:
+def test_the_real_command(tmp_path):
     """As it is installed: the script beside this Python, in its own process."""
     script = Path(sys.executable).parent / "regard"
     done = subprocess.run([script, "stages", "--save", "a.gif"], capture_output=True, text=True, check=False)
@@ -124,10 +120,8 @@ def test_the_real_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_was_being_written_is_removed(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(name: str) -> None:
+def test_what_was_being_written_is_removed(number, tmp_path, monkeypatch):
+    def fetch(name):
         with atomic_write(tmp_path / "page.html") as file:
             file.write_text("half of a page")
             try:
@@ -143,7 +137,7 @@ def test_what_was_being_written_is_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_later_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_signal_ends_it_at_once(monkeypatch):
     raised = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     with unwind_on_signals():
@@ -157,7 +151,7 @@ def test_a_later_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert raised == [signal.SIGTERM]
 
 
-def test_an_ignored_hangup_stays_ignored() -> None:
+def test_an_ignored_hangup_stays_ignored():
     """`nohup` ignores it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

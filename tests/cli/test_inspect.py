@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ run = CliRunner().invoke
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A tiny model on disk."""
     torch.manual_seed(0)
     tokenizer = character_tokenizer(TEXT + "\n")
@@ -45,10 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def fails(monkeypatch, capsys):
     """What a wrong command says: one line on stderr, and exit code 2."""
 
-    def run_wrongly(*arguments: object) -> str:
+    def run_wrongly(*arguments):
         monkeypatch.setattr(sys, "argv", ["regard", "inspect", *map(str, arguments)])
         with ThreadPoolExecutor(1) as thread:  # a browser of another test may have an event loop in this one
             assert str(thread.submit(main).exception()) == "2"
@@ -59,7 +58,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return run_wrongly
 
 
-def test_a_page_of_texts_and_files_is_written_and_the_command_ends(folder: Path, tmp_path: Path) -> None:
+def test_a_page_of_texts_and_files_is_written_and_the_command_ends(folder, tmp_path):
     (tmp_path / "mat.txt").write_text("the mat", encoding="utf-8")
     out = tmp_path / "page.html"
     options = ["--text", TEXT, "--text", "the hat", "--file", str(tmp_path / "mat.txt"), "--out", str(out)]
@@ -73,7 +72,7 @@ def test_a_page_of_texts_and_files_is_written_and_the_command_ends(folder: Path,
     assert "█" in result.output  # the first token looks at itself alone
 
 
-def test_a_saved_capture_is_shown(tmp_path: Path) -> None:
+def test_a_saved_capture_is_shown(tmp_path):
     captured(12).save(tmp_path / "capture")
     out = tmp_path / "page.html"
     result = run(app, ["inspect", str(tmp_path / "capture"), "--out", str(out)])
@@ -82,7 +81,7 @@ def test_a_saved_capture_is_shown(tmp_path: Path) -> None:
 
 
 @contextmanager
-def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(*arguments):
     """The real command in a process of its own, and the address that it prints."""
     script = Path(sys.executable).parent / "regard"
     process = subprocess.Popen(
@@ -93,7 +92,6 @@ def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also if these tests ignore it
     )
-    assert process.stdout is not None
     try:
         yield process.stdout.readline().strip(), process
     finally:
@@ -102,7 +100,7 @@ def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
+def test_it_serves_reads_and_writes_until_ctrl_c(folder):
     alike = [f"{TEXT}, the cat", f"{TEXT}, the mat"]  # texts that begin alike are all shown
     with served("--model", folder, "--text", alike[0], "--text", alike[1]) as (address, process):
         assert address.startswith("http://127.0.0.1:")
@@ -141,9 +139,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
 
 @pytest.mark.at_length("test_it_serves_reads_and_writes_until_ctrl_c")
 @pytest.mark.parametrize("number", share([signal.SIGTERM, signal.SIGHUP], 2))
-def test_a_signal_ends_it_and_leaves_nothing(
-    number: signal.Signals, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_it_and_leaves_nothing(number, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with served("--model", folder, "--text", TEXT) as (address, process):
         assert ask(address, "/api/meta").lines[0]["model"] == "tiny"
@@ -154,10 +150,10 @@ def test_a_signal_ends_it_and_leaves_nothing(
     assert [path for path in tmp_path.iterdir() if path.name.startswith("regard")] == []
 
 
-def test_reading_stops_when_nobody_waits(folder: Path) -> None:
-    told: list[int] = []
+def test_reading_stops_when_nobody_waits(folder):
+    told = []
 
-    def tell(doing: str, done: int, of: int) -> None:
+    def tell(doing, done, of):
         told.append(done)
         if done == 1:
             raise StoppedError
@@ -182,14 +178,12 @@ def test_reading_stops_when_nobody_waits(folder: Path) -> None:
         (["capture"], "not both"),
     ],
 )
-def test_what_a_user_gets_wrong_is_said_in_a_line(
-    arguments: list[str], message: str, folder: Path, fails: Callable[..., str]
-) -> None:
+def test_what_a_user_gets_wrong_is_said_in_a_line(arguments, message, folder, fails):
     text = [] if {"--text", "--file"} & {*arguments} else ["--text", TEXT]
     assert message in fails("--model", folder, *text, *arguments)
 
 
-def test_what_is_no_capture_is_said_in_a_line(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_what_is_no_capture_is_said_in_a_line(tmp_path, fails):
     x = torch.eye(3)
     regard.attention_map(x, x).save(tmp_path / "map.safetensors")
     said = fails(tmp_path / "map.safetensors")

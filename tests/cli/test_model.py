@@ -1,20 +1,19 @@
 """Models that the commands open: what they predict, what is cut, and a config that is refused."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from regard.cli.parts.model import Model
-from regard.show.data.cuts import Cut, EdgeCut, HeadCut
+from regard.show.data.cuts import EdgeCut, HeadCut
 from regard.support.files import ModelFileError
 
 transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A tiny BERT, which Regard's GPT does not have."""
     config = transformers.BertConfig(
         vocab_size=12, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
@@ -26,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_only_a_causal_language_model_predicts_the_next_token(folder: Path) -> None:
+def test_only_a_causal_language_model_predicts_the_next_token(folder):
     bert = Model.open(str(folder))
     assert bert.vocab_size >= 12
     assert not bert.can_generate
@@ -42,32 +41,29 @@ def test_only_a_causal_language_model_predicts_the_next_token(folder: Path) -> N
     causal = Model.open(str(folder))
     seen = causal.read("a b c d")
     assert causal.predicts
-    assert seen.predictions is not None
-    assert seen.ids is not None
     with torch.no_grad():
         expected = causal.module(seen.ids, labels=seen.ids).loss
     assert seen.predictions.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     edited = causal.run_cut(seen, [HeadCut("1", 0)])
     assert edited.edits == ("head 1.0 set to zero",)
-    assert edited.predictions is not None
     assert edited.predictions.loss.item() != seen.predictions.loss.item()
 
 
 @pytest.fixture(scope="module")
-def included() -> Model:
+def included():
     return Model.open("default")
 
 
-def test_a_cut_head_gives_nothing_and_the_others_read_the_same_tokens(included: Model) -> None:
+def test_a_cut_head_gives_nothing_and_the_others_read_the_same_tokens(included):
     seen = included.read("The cat sat. The cat")
     edited = included.run_cut(seen, [HeadCut("5", 3)])
     assert edited.edits == ("head 5.3 set to zero",)
     assert edited.tokens == seen.tokens
     assert edited.certificate.certified
-    attention = next(m for m in included.module.blocks[5].modules() if hasattr(m, "out"))  # type: ignore
+    attention = next(m for m in included.module.blocks[5].modules() if hasattr(m, "out"))
     width = attention.out.in_features // 4
 
-    def zero(_: object, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def zero(_, inputs):
         heads = inputs[0].clone()
         heads[..., 3 * width : 4 * width] = 0
         return (heads,)
@@ -75,12 +71,8 @@ def test_a_cut_head_gives_nothing_and_the_others_read_the_same_tokens(included: 
     hook = attention.out.register_forward_pre_hook(zero)
     expected = included.read("The cat sat. The cat")
     hook.remove()
-    assert edited.predictions is not None
-    assert expected.predictions is not None
     torch.testing.assert_close(edited.predictions.losses, expected.predictions.losses, rtol=1e-4, atol=1e-5)
     again = included.read("The cat sat. The cat")  # the model is as it was
-    assert again.predictions is not None
-    assert seen.predictions is not None
     assert torch.equal(again.predictions.losses, seen.predictions.losses)
 
 
@@ -92,9 +84,7 @@ def test_a_cut_head_gives_nothing_and_the_others_read_the_same_tokens(included: 
         (EdgeCut("4", 2, (5, 6), (5, 6)), "head 4.2 without the edges from 5 to 5", [2]),
     ],
 )
-def test_cut_edges_have_no_weight_and_all_others_stay_visible(
-    cut: EdgeCut, edit: str, heads: list[int], included: Model
-) -> None:
+def test_cut_edges_have_no_weight_and_all_others_stay_visible(cut, edit, heads, included):
     seen = included.read("The cat sat. The cat")
     edited = included.run_cut(seen, [cut])
     assert edited.edits[0].startswith(edit)
@@ -104,9 +94,9 @@ def test_cut_edges_have_no_weight_and_all_others_stay_visible(
     assert torch.equal(weights == 0, (own == 0) | inside)
 
 
-def test_a_cut_that_changes_nothing_is_said(included: Model) -> None:
+def test_a_cut_that_changes_nothing_is_said(included):
     seen = included.read("The cat sat. The cat")
-    hidden: list[Cut] = [EdgeCut("4", 1, (0, 1), (5, 6))]
+    hidden = [EdgeCut("4", 1, (0, 1), (5, 6))]
     with pytest.raises(ValueError, match=r"the edit did not act .*: its layers ran, but no edge"):
         included.run_cut(seen, hidden)
 
@@ -120,7 +110,7 @@ def test_a_cut_that_changes_nothing_is_said(included: Model) -> None:
         ("hidden_size", "wide", "is not a model that Transformers can open"),
     ],
 )
-def test_a_config_beyond_its_weights_is_refused(folder: Path, name: str, value: object, says: str) -> None:
+def test_a_config_beyond_its_weights_is_refused(folder, name, value, says):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {name: value}))
     with pytest.raises(ModelFileError, match=says):

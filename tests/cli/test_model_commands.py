@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ LONG = TEXT * 9
 ablate = runner("ablate")
 
 
-def test_it_prints_the_effect_beside_random_heads(noisy: Path) -> None:
+def test_it_prints_the_effect_beside_random_heads(noisy):
     shown = ablate("--model", noisy, "--head", "1.2", "--text", LONG, "--length", 32, "--windows", 3)
     assert "with head 1.2 set to zero (3 texts, 96 tokens)" in shown
     model = GPT.from_pretrained(noisy)
@@ -39,7 +38,7 @@ def test_it_prints_the_effect_beside_random_heads(noisy: Path) -> None:
     assert all(len(re.findall(r"\d+\.\d%", row)) == 3 for row in rows)
 
 
-def test_means_several_heads_and_labels(noisy: Path) -> None:
+def test_means_several_heads_and_labels(noisy):
     shown = ablate("--model", noisy, "--head", "0.1", "--head", "1.3", "--mean", "--text", LONG, "--draws", 0)
     assert "with heads 0.1, 1.3 set to its mean" in shown
     assert "none to compare with" in shown
@@ -52,7 +51,7 @@ def test_means_several_heads_and_labels(noisy: Path) -> None:
 cache = runner("cache")
 
 
-def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(noisy: Path, tmp_path: Path) -> None:
+def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(noisy, tmp_path):
     picture, file, page = (tmp_path / f"cache.{kind}" for kind in ("png", "json", "html"))
     shown = cache(
         *("--model", noisy, "--text", TEXT * 9, "--policy", "tova,streaming", "--budget", "8:32"),
@@ -75,7 +74,7 @@ def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(noisy: Path, tm
     assert "#view=cache" in shown
 
 
-def test_budgets_beyond_the_text_are_answered_with_a_sentence(noisy: Path) -> None:
+def test_budgets_beyond_the_text_are_answered_with_a_sentence(noisy):
     shown = cache("--model", noisy, "--text", TEXT, "--policy", "key_norm", "--budget", "4096", "--loss")
     assert "A budget of 4,096 keys holds the whole text, so that nothing is lost." in shown
     assert "+0.000" in shown
@@ -85,7 +84,7 @@ LONGER = TEXT * 4
 heads = runner("heads")
 
 
-def test_a_table_with_every_head(folder: Path) -> None:
+def test_a_table_with_every_head(folder):
     shown = heads("--model", folder, "--text", LONGER, "--all")
     assert "0 of 8 heads have a label" in shown  # an untrained model looks everywhere alike
     assert "layer kv head does" in shown
@@ -93,7 +92,7 @@ def test_a_table_with_every_head(folder: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_the_answer_comes_first(folder: Path) -> None:
+def test_the_answer_comes_first(folder):
     shown = heads("--model", folder, "--text", LONGER)
     kinds = ["induction", "duplicate", "previous token", "self", "local"]
     assert [line.partition(": ")[0] for line in shown.splitlines() if ": attention on" in line] == kinds
@@ -105,7 +104,7 @@ def test_the_answer_comes_first(folder: Path) -> None:
     assert "have no label:" not in only
 
 
-def test_importance_stands_beside_the_scores(folder: Path, tmp_path: Path) -> None:
+def test_importance_stands_beside_the_scores(folder, tmp_path):
     path = tmp_path / "heads.json"
     options = [
         "--model",
@@ -133,7 +132,7 @@ def test_importance_stands_beside_the_scores(folder: Path, tmp_path: Path) -> No
     assert max(map(len, whole.splitlines())) <= 80
 
 
-def test_long_texts_are_read_in_windows_and_files_written(folder: Path, tmp_path: Path) -> None:
+def test_long_texts_are_read_in_windows_and_files_written(folder, tmp_path):
     (tmp_path / "text.txt").write_text(LONGER * 3)
     files = ("--json", tmp_path / "heads.json", "--csv", tmp_path / "heads.csv")
     shown = heads("--model", folder, "--file", tmp_path / "text.txt", "--length", 32, "--windows", 3, *files)
@@ -155,12 +154,12 @@ survey = runner("survey")
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     (tmp_path / "corpus.txt").write_text(f"{TEXT}\n" * 10)
     return tmp_path / "corpus.txt"
 
 
-def test_parquet_with_a_row_a_head(folder: Path, corpus: Path, tmp_path: Path) -> None:
+def test_parquet_with_a_row_a_head(folder, corpus, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "survey.parquet"
     said = survey(corpus, "--model", folder, "--out", out, "--length", 32, "--windows", 3, "--device", "cpu")
@@ -173,7 +172,7 @@ def test_parquet_with_a_row_a_head(folder: Path, corpus: Path, tmp_path: Path) -
     )
 
 
-def test_the_examples_go_to_the_page(folder: Path, corpus: Path, tmp_path: Path) -> None:
+def test_the_examples_go_to_the_page(folder, corpus, tmp_path):
     out = tmp_path / "survey.csv"
     options = ["--model", folder, "--out", out, "--length", 32, "--device", "cpu", "--windows", 3]
     assert "regard inspect --survey" in survey(corpus, *options, "--examples", 2)
@@ -187,7 +186,7 @@ def test_the_examples_go_to_the_page(folder: Path, corpus: Path, tmp_path: Path)
         read_survey(out)
 
 
-def test_shards_are_joined_to_the_same_bytes(folder: Path, corpus: Path, tmp_path: Path) -> None:
+def test_shards_are_joined_to_the_same_bytes(folder, corpus, tmp_path):
     options = ["--model", folder, "--length", 8, "--windows", 7, "--device", "cpu"]
     survey(corpus, *options, "--out", tmp_path / "whole.csv")
     out = tmp_path / "joined.csv"
@@ -213,11 +212,6 @@ def test_shards_are_joined_to_the_same_bytes(folder: Path, corpus: Path, tmp_pat
         ("ablate", ("--head", "5"), r"--head: expected a layer and a head, as 5.3 or decoder.5.3, got '5'"),
         ("ablate", ("--head", "1.x"), "--head: expected a layer and a head"),
         ("ablate", ("--head", "1.9"), "head: expected a head of layer 1, from 0 to 3, got 9"),
-        (
-            "ablate",
-            ("--head", "7.0"),
-            r"layer: expected one of those that ran softmax attention \(0, 1\), got 7",
-        ),
         ("ablate", ("--label", "inductoin"), "label: expected one of induction"),
         ("ablate", ("--head", "1.2", "--draws", "-1"), "draws: expected"),
         ("ablate", ("--head", "1.2", "--length", "1"), "--length: expected at least 2"),
@@ -250,9 +244,7 @@ def test_shards_are_joined_to_the_same_bytes(folder: Path, corpus: Path, tmp_pat
         ("survey", ("--batch", "0"), "--batch: expected at least 1"),
     ],
 )
-def test_what_a_user_gets_wrong(
-    folder: Path, corpus: Path, command: str, arguments: tuple[object, ...], message: str
-) -> None:
+def test_what_a_user_gets_wrong(folder, corpus, command, arguments, message):
     given = {
         "ablate": ("--model", folder, "--text", LONG),
         "cache": ("--model", "no such model"),  # refused before the model is opened

@@ -1,13 +1,11 @@
 """Two captures compared: tokens aligned, distances as of dense matrices, and where and why they part."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
@@ -21,7 +19,7 @@ ids = st.lists(st.integers(0, 4), max_size=9)
 
 
 @given(a=ids, b=ids)
-def test_an_alignment_pairs_equal_tokens_in_order(a: list[int], b: list[int]) -> None:
+def test_an_alignment_pairs_equal_tokens_in_order(a, b):
     found = align(a, b)
     pairs = list(zip(found.a.tolist(), found.b.tolist(), strict=True))
     assert all(a[i] == b[j] for i, j in pairs)
@@ -30,7 +28,7 @@ def test_an_alignment_pairs_equal_tokens_in_order(a: list[int], b: list[int]) ->
     assert bool(pairs) == bool({*a} & {*b})
 
 
-def dense_distance(A: Tensor, B: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
+def dense_distance(A, B, pairs):
     """Total variation distances of shared rows (H, n), with a key of its own for each token."""
     partner = dict(pairs)
     rows = []
@@ -44,7 +42,7 @@ def dense_distance(A: Tensor, B: Tensor, pairs: list[tuple[int, int]]) -> Tensor
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "BERT", "GPT"])
-def test_two_prompts(name: str) -> None:
+def test_two_prompts(name):
     model = made(name)
     texts = "the cat sat on a mat", "the mat sat on it"
     a, b = (regard.capture(model, text=text, tokenizer=words()) for text in texts)
@@ -72,7 +70,7 @@ def test_two_prompts(name: str) -> None:
     assert "only in a: 'cat' 'a' 'mat'" in str(found)
 
 
-def test_two_checkpoints_on_one_text() -> None:
+def test_two_checkpoints_on_one_text():
     model, other = made("GPT"), made("GPT")
     with torch.no_grad():
         for parameter in other.blocks[1].attention.parameters():
@@ -88,7 +86,7 @@ def test_two_checkpoints_on_one_text() -> None:
     assert max(by_head.values()) > 0.01
 
 
-def test_two_texts_of_one_padded_batch() -> None:
+def test_two_texts_of_one_padded_batch():
     model = made("Llama")
     together = regard.capture(model, text=TEXTS, tokenizer=words())
     alone = [regard.capture(model, text=text, tokenizer=words()) for text in TEXTS]
@@ -99,12 +97,12 @@ def test_two_texts_of_one_padded_batch() -> None:
     with pytest.raises(ValueError, match="batch: expected which of the 3 texts"):
         regard.compare(together, alone[0])
     with pytest.raises(ValueError, match="batch: expected one number, or one for each capture"):
-        regard.compare(together, together, batch=(0, 1, 2))  # type: ignore[arg-type]
+        regard.compare(together, together, batch=(0, 1, 2))
 
 
-def test_only_shared_layers_and_heads_are_compared() -> None:
+def test_only_shared_layers_and_heads_are_compared():
     model = made("Llama")
-    options: dict[str, Any] = {"text": TEXTS[0], "tokenizer": words()}
+    options = {"text": TEXTS[0], "tokenizer": words()}
     whole = regard.capture(model, **options)
     part = regard.capture(model, layers=[1], heads=[3, 1], **options)
     found = regard.compare(whole, part)
@@ -117,7 +115,7 @@ def test_only_shared_layers_and_heads_are_compared() -> None:
         found[0, 0]
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_what_cannot_be_compared_is_refused():
     model = made("Llama")
     seen = regard.capture(model, text="the cat sat", tokenizer=words())
     other = words()
@@ -129,7 +127,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValueError, match="no token is in both: are they of another tokenizer"):
         regard.compare(seen, regard.capture(model, text="on a mat", tokenizer=words()))
     with pytest.raises(ValueError, match=r"seen_b: expected a capture, as regard\.capture returns, got str"):
-        regard.compare(seen, "the cat")  # type: ignore[arg-type]
+        regard.compare(seen, "the cat")
     q = torch.randn(1, 2, 5, 4)
     unknown = [Capture([layer_of(regard.attention_map(q[:, :, :n], q[:, :, :n]))]) for n in (5, 4)]
     assert regard.compare(unknown[0], unknown[0]).heads[0].distance == 0
@@ -138,8 +136,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 
 IDS = torch.randint(0, 97, (1, 12), generator=torch.Generator().manual_seed(0))
-OPTIONS: dict[str, Any] = {"mask": regard.causal, "scale": 0.4, "softcap": 3.0, "sinks": torch.ones(4)}
-OTHERS: dict[str, Any] = {
+OPTIONS = {"mask": regard.causal, "scale": 0.4, "softcap": 3.0, "sinks": torch.ones(4)}
+OTHERS = {
     "mask": regard.causal & regard.window(3),
     "bias": regard.causal & regard.tensor_mask(torch.linspace(0, 1, 36).view(6, 6)),
     "scale": 0.39,
@@ -151,7 +149,7 @@ OTHERS: dict[str, Any] = {
 FIELDS = {"soft cap": "softcap", "bias": "mask", "no soft cap": "softcap", "no sinks": "sinks"}
 
 
-def run(dtype: torch.dtype = torch.float32, at: int = 1, **change: Any) -> Capture:
+def run(dtype=torch.float32, at=1, **change):
     """Three layers of another engine; layer `at` has other options, or tensors multiplied by a number."""
     draw = torch.Generator().manual_seed(0)
     layers = []
@@ -174,7 +172,7 @@ def run(dtype: torch.dtype = torch.float32, at: int = 1, **change: Any) -> Captu
 
 
 @pytest.mark.parametrize("cause", OTHERS)
-def test_another_setting_is_named(cause: str) -> None:
+def test_another_setting_is_named(cause):
     field = FIELDS.get(cause, cause)
     found = regard.compare(run(), run(**{field: OTHERS[cause]})).parting()
     assert found.layer == 1
@@ -184,14 +182,14 @@ def test_another_setting_is_named(cause: str) -> None:
 
 
 @pytest.mark.parametrize(("tensor", "part"), [("q", "q"), ("k", "k"), ("v", "values"), ("output", "output")])
-def test_other_tensors_are_named(tensor: str, part: str) -> None:
+def test_other_tensors_are_named(tensor, part):
     found = regard.compare(run(), run(at=2, **{tensor: 1.01})).parting()
     assert (found.layer, found.parts) == (2, (part,))
     assert found.differences[0].layer == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_another_dtype_is_rounding_only(dtype: torch.dtype) -> None:
+def test_another_dtype_is_rounding_only(dtype):
     found = regard.compare(run(), run(dtype)).parting()
     assert found.rounding_only, str(found)
     assert "rounding only: 3 layers agree" in str(found)
@@ -199,11 +197,11 @@ def test_another_dtype_is_rounding_only(dtype: torch.dtype) -> None:
     assert (found.layer, found.parts) == (1, ("scale",))
 
 
-def capture(model: Any) -> Capture:
+def capture(model):
     return regard.capture(model, inputs={"input_ids": IDS}, values=True)
 
 
-def test_the_causes_of_a_model_are_named() -> None:
+def test_the_causes_of_a_model_are_named():
     pytest.importorskip("transformers")
     right = capture(small_llama("eager"))
     assert regard.compare(right, capture(small_llama("sdpa"))).parting().rounding_only
@@ -223,7 +221,7 @@ def test_the_causes_of_a_model_are_named() -> None:
     assert regard.compare(right, capture(small_llama().bfloat16())).parting().rounding_only
 
 
-def test_two_texts_are_refused_and_a_layer_that_one_lacks_is_said() -> None:
+def test_two_texts_are_refused_and_a_layer_that_one_lacks_is_said():
     model = small_llama()
     a, b = (regard.capture(model, inputs=(ids,)) for ids in (IDS, (IDS + 1) % 97))
     with pytest.raises(ValueError, match="expected two runs on one text"):
@@ -235,7 +233,7 @@ def test_two_texts_are_refused_and_a_layer_that_one_lacks_is_said() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_what_eager_code_rounds_by_itself_is_no_cause(dtype: torch.dtype) -> None:
+def test_what_eager_code_rounds_by_itself_is_no_cause(dtype):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -248,7 +246,7 @@ def test_what_eager_code_rounds_by_itself_is_no_cause(dtype: torch.dtype) -> Non
     assert regard.compare(a, b).parting().rounding_only
 
 
-def test_left_padding_that_one_run_sees_is_named_in_the_layer_that_sees_it() -> None:
+def test_left_padding_that_one_run_sees_is_named_in_the_layer_that_sees_it():
     model, pads = small_llama(), 3
     ids = torch.nn.functional.pad(IDS, (pads, 0))
     is_token = torch.nn.functional.pad(torch.ones_like(IDS), (pads, 0))
@@ -265,7 +263,7 @@ def test_left_padding_that_one_run_sees_is_named_in_the_layer_that_sees_it() -> 
 
 
 @pytest.mark.parametrize("part", ["q", "k", "values"])
-def test_one_wrong_token_is_no_rounding_of_bfloat16(part: str) -> None:
+def test_one_wrong_token_is_no_rounding_of_bfloat16(part):
     """Of 512 tokens it is 4 % of the norm, less than bfloat16 may round in all of them."""
     draw = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(1, 2, 512, 16, generator=draw).bfloat16() for name in "qkv"}

@@ -4,15 +4,12 @@ Errors are judged against float64 and as a ratio to what PyTorch's own kernel er
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
@@ -22,11 +19,10 @@ from regard.attention.backends.plan import find_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton import pool as triton_pool
-from regard.attention.masks.base import Mask, full
-from regard.attention.masks.grid import Grid
+from regard.attention.masks.base import full
 from regard.attention.masks.interval import Interval
 from regard.attention.masks.rule_mask import Rule
-from regard.attention.steps import Steps, trace
+from regard.attention.steps import trace
 from regard.maps import Spans
 from regard.maps.tile_passes.kept_overview import cell_size
 from regard.recorder.certificates import row_products
@@ -34,7 +30,6 @@ from tests.gpu.checker_cases import checker_cases
 from tests.gpu.head_cases import head_cases
 from tests.gpu.intervention_cases import intervention_cases
 from tests.gpu.policy_cases import policy_cases
-from tests.truth import Bins
 from tests.truth import cells as true_cells
 from tests.truth import statistics as true_statistics
 
@@ -44,14 +39,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NEAR = 2.0  # times PyTorch's own error
 
 
-def masks(
-    window: int = 70,
-    behind: int = 40,
-    ahead: int = 90,
-    prefix: int = 100,
-    document: int = 50,
-    last: int = 200,
-) -> dict[str, Mask]:
+def masks(window=70, behind=40, ahead=90, prefix=100, document=50, last=200):
     ids = torch.arange(S).div(document, rounding_mode="floor").expand(2, S) + torch.tensor([[0], [7]])
     table = torch.rand(2, H, T, S, generator=torch.Generator().manual_seed(1)) < 0.3
     return {
@@ -71,10 +59,7 @@ def masks(
     }
 
 
-Case = tuple[str, Callable[[], None]]
-
-
-def each(title: str, check: Callable[..., None], *choices: Any, **options: Any) -> Iterator[Case]:
+def each(title, check, *choices, **options):
     """A check with every combination of arguments; a tuple of them is one choice."""
     named = [x.items() if isinstance(x, dict) else [(str(value), value) for value in x] for x in choices]
     for combination in product(*named):
@@ -82,11 +67,11 @@ def each(title: str, check: Callable[..., None], *choices: Any, **options: Any) 
         yield ", ".join((title, *(name for name, _ in combination))), partial(check, *arguments, **options)
 
 
-def cases() -> Iterator[Case]:
+def cases():
     """Every check with its name."""
     every = masks()
 
-    def some(*names: str) -> dict[str, Mask]:
+    def some(*names):
         return {name: every[name] for name in names}
 
     dtypes, widths, causal = (BF16, F32), (8, 24, 40, 80, 128, 192, 256), some("causal")
@@ -158,14 +143,7 @@ def cases() -> Iterator[Case]:
     yield from head_cases()
 
 
-def attention(
-    mask: Mask,
-    dtype: torch.dtype,
-    D: int = 64,
-    E: int = 64,
-    options: dict[str, float | bool] | None = None,
-    run: Callable[..., tuple[Tensor, Tensor]] = launch.run,
-) -> None:
+def attention(mask, dtype, D=64, E=64, options=None, run=launch.run):
     """Output, lse and all gradients."""
     chosen = dict(options or {})
     inputs = draw(dtype, D, E)
@@ -213,7 +191,7 @@ def attention(
     assert gap < (1e-3 if dtype != F32 else 1e-5), f"lse: off by {gap:.1e}"
 
 
-def settled_cache() -> None:
+def settled_cache():
     """Outputs before and after the change are as near to float64 as PyTorch's own, and it has its kernel."""
     for D, H, G, keys in ((128, 32, 8, 4096), (64, 4, 4, 129), (64, 6, 2, 64)):
         q, k, v = (
@@ -240,14 +218,14 @@ def settled_cache() -> None:
             assert not plan.kernel.settled
 
 
-def pure_functions() -> None:
+def pure_functions():
     """The mass and the output under a function follow what it reads, and it is asked only then."""
     q, k, v = (torch.randn(1, 4, 300, 64, device="cuda", dtype=BF16) for _ in range(3))
     m = regard.attention_map(q, k, mask=regard.causal)
     weights, asked = trace(q.double(), k.double(), v.double(), regard.causal).weights, []
     real = Rule.allowed
 
-    def allowed(self: Rule, at: Grid) -> Tensor:
+    def allowed(self, at):
         # What holds for whole blocks is asked of intervals, by arithmetic on a few numbers, in every call.
         if not isinstance(at.k, Interval):
             asked.append(1)
@@ -265,7 +243,7 @@ def pure_functions() -> None:
             assert distance(output, trace(q.double(), k.double(), v.double(), dense).output) < 1e-2
 
 
-def short_bands() -> None:
+def short_bands():
     """Every edge of a band by attend, beside NaN in the keys that nobody sees, twice the same bits."""
     for t, s in ((1, 1), (1, 90), (2, 90), (64, 64), (64, 90), (65, 193), (128, 129)):
         for mask in (
@@ -300,7 +278,7 @@ def short_bands() -> None:
     assert regard.which_backend(*long, mask=regard.causal & regard.window(4096)).backend == "triton"
 
 
-def unseen_nan() -> None:
+def unseen_nan():
     for mask in (
         regard.padding([0, 200]),
         regard.causal & regard.padding([130, 200]),
@@ -316,7 +294,7 @@ def unseen_nan() -> None:
         assert all(x.isfinite().all() for x in found), f"{mask}: NaN got out"
 
 
-def compiled_masks() -> None:
+def compiled_masks():
     compiled = torch.compile(regard.attend, fullgraph=True)
     for name in ("window", "documents", "prefix"):
         q, k, v = (x.requires_grad_() for x in draw(BF16, 64, 64))
@@ -326,7 +304,7 @@ def compiled_masks() -> None:
             assert distance(a, b.double()) < 0.02, f"{name}: off by {distance(a, b.double()):.1e}"
 
 
-def strides() -> None:
+def strides():
     q = torch.randn(2, T, 4, 64, device="cuda", dtype=BF16).transpose(1, 2)
     k = torch.randn(1, 1, S, 128, device="cuda", dtype=BF16)[..., ::2].expand(2, 2, S, 64)
     v = torch.randn(2, 2, 64, S, device="cuda", dtype=BF16).mT
@@ -340,7 +318,7 @@ def strides() -> None:
             assert torch.allclose(a, b, atol=1e-2, rtol=1e-2), "strides matter"
 
 
-def same_bits() -> None:
+def same_bits():
     runs = []
     for _ in range(2):
         torch.manual_seed(5)
@@ -353,7 +331,7 @@ def same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def far_offsets() -> None:
+def far_offsets():
     H, long = 132, 131_072
     q, k, v = (torch.randn(1, H, long, 128, device="cuda", dtype=BF16) for _ in range(3))
     assert q.numel() > 2**31
@@ -366,9 +344,7 @@ def far_offsets() -> None:
     assert distance(output[:, -1:, -200:], near) < 1e-2
 
 
-def pool(
-    mask: Mask, rows: int, cols: int, length: int | None = None, dtype: torch.dtype = BF16, D: int = 64
-) -> None:
+def pool(mask, rows, cols, length=None, dtype=BF16, D=64):
     m, steps = drawn_map(mask, dtype, D, length)
     s = m.matrix[3]
     lse = torch.logsumexp(steps.masked, -1).float()
@@ -382,7 +358,7 @@ def pool(
             )
 
 
-def assert_cells(found: Sequence[Tensor], entries: Tensor, rows: Bins, cols: Bins, limit: float) -> Tensor:
+def assert_cells(found, entries, rows, cols, limit):
     """Compare mass and peak of cells with those of a dense matrix; return the true mass."""
     mass, peak = true_cells(entries, rows, cols)
     assert distance(found[0], mass) < limit, f"mass: error {distance(found[0], mass):.1e}"
@@ -395,7 +371,7 @@ def assert_cells(found: Sequence[Tensor], entries: Tensor, rows: Bins, cols: Bin
     return mass
 
 
-def long_pool() -> None:
+def long_pool():
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
     lse = launch.run(prepare(q, k, k, mask=regard.causal))[1]
     for bins in (1024, 32):  # narrower and wider than a block
@@ -405,9 +381,7 @@ def long_pool() -> None:
         assert (mass.triu(1) == 0).all()
 
 
-def forward_with_cells(
-    mask: Mask, dtype: torch.dtype, D: int = 64, E: int = 64, options: bool = False, size: int = 128
-) -> None:
+def forward_with_cells(mask, dtype, D=64, E=64, options=False, size=128):
     """Output, lse and cells of one pass, against the dense matrix in float64 and the kernel without cells."""
     q, k, v = draw(dtype, D, E)
     softcap, sinks = (2.0, torch.randn(H, device=DEVICE)) if options else (None, None)
@@ -421,7 +395,7 @@ def forward_with_cells(
     assert_cells((found.mass, found.max), weights, *bins, 1e-5)
 
 
-def long_cells(length: int) -> None:
+def long_cells(length):
     """Against the kernel that pools a finished map, at lengths that fill their blocks and that do not."""
     q, k, v = (torch.randn(1, h, length, 128, device="cuda", dtype=BF16) for h in (6, 2, 2))
     problem, size = prepare(q, k, v, mask=regard.causal), cell_size(length, length)
@@ -437,12 +411,12 @@ def long_cells(length: int) -> None:
 
 
 class SelfAttention(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (y.unflatten(-1, (-1, 64)).transpose(1, 2) for y in x.split([256, 128, 128], -1))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-def certified_by_blocks() -> None:
+def certified_by_blocks():
     """Evidence of long rows in blocks of keys, against that of the same rows as one matrix."""
     q, k, v = (torch.randn(1, h, 5000, 128, device="cuda", dtype=BF16) for h in (32, 8, 8))
     v[:, :, 2500:] *= 8.0
@@ -480,7 +454,7 @@ def certified_by_blocks() -> None:
     assert not certify.examine(m, v, output).certified
 
 
-def captured_overviews() -> None:
+def captured_overviews():
     model, x = SelfAttention(), torch.randn(1, 4173, 512, device="cuda", dtype=BF16)
     with torch.no_grad():
         plain = model(x)
@@ -500,9 +474,7 @@ ROWS = Spans([0, 1, 2, 7, 220, 228], [1, 2, 5, 207, 226, 300])
 COLS = Spans.from_edges([*range(0, 60), 64, 80, 81, 300, 302, S])
 
 
-def span_pool(
-    mask: Mask, gain: str, dtype: torch.dtype = BF16, D: int = 64, rows: Spans = ROWS, cols: Spans = COLS
-) -> None:
+def span_pool(mask, gain, dtype=BF16, D=64, rows=ROWS, cols=COLS):
     """Through a map, for spans of 1 to 200 with gaps and without, against the dense matrix in float64."""
     plain, steps = drawn_map(mask, dtype, D)
     m, entries = plain, steps.weights
@@ -514,7 +486,7 @@ def span_pool(
     assert_cells((found.mass, found.max), entries, rows, cols, 2e-5)
 
 
-def long_span_pool() -> None:
+def long_span_pool():
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
     m = regard.attention_map(q, k, mask=regard.causal)
     spans = Spans.from_edges([*range(0, 300), 11_000, *range(11_001, 11_300), 16_384])
@@ -524,7 +496,7 @@ def long_span_pool() -> None:
     assert (once.mass.sum(-1) - 1).abs().max() < 1e-5
 
 
-def weighted_received(mask: Mask, dtype: torch.dtype, D: int = 64, options: bool = False) -> None:
+def weighted_received(mask, dtype, D=64, options=False):
     """wᵀA through a map: all rows, some rows far apart, and one row."""
     m, (*_, weights, _) = drawn_map(mask, dtype, D, options=options)
     for rows in (slice(None), slice(3, T, 17), slice(T // 3 + 1, T // 3 + 2)):
@@ -539,7 +511,7 @@ def weighted_received(mask: Mask, dtype: torch.dtype, D: int = 64, options: bool
     assert (sums - truth).abs().max() < 2e-5 * u.abs().max()
 
 
-def long_received() -> None:
+def long_received():
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
     m, w = regard.attention_map(q, k, mask=regard.causal), torch.randn(16_384, device="cuda")
     once = m.received(w)
@@ -550,14 +522,7 @@ def long_received() -> None:
     assert distance(m.received(sparse), w[some].double() @ m.tile(some).double()) < 1e-5
 
 
-def row_reductions(
-    mask: Mask,
-    dtype: torch.dtype,
-    D: int = 64,
-    length: int | None = None,
-    options: bool = False,
-    counts: tuple[int, ...] = (1, 8, 33),
-) -> None:
+def row_reductions(mask, dtype, D=64, length=None, options=False, counts=(1, 8, 33)):
     """Through a map, against the dense matrix in float64."""
     m, (*_, weights, _) = drawn_map(mask, dtype, D, length, options)
     t, s = m.matrix[2:]
@@ -585,7 +550,7 @@ def row_reductions(
         assert gap.numel() == 0 or gap.max() < 2e-5, f"diagonal({offset}): error {gap.max():.1e}"
 
 
-def long_row_reductions() -> None:
+def long_row_reductions():
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
     m = regard.attention_map(q, k, mask=regard.causal)
     some = torch.arange(0, 16_384, 321, device="cuda")
@@ -603,7 +568,7 @@ def long_row_reductions() -> None:
     assert (m.diagonal()[:, :, some] - own).abs().max() < 1e-5
 
 
-def region(mask: Mask, rows: int, cols: int) -> None:
+def region(mask, rows, cols):
     m, steps = drawn_map(mask, BF16)
     for at in (
         (slice(0, 128), slice(0, 128)),
@@ -616,7 +581,7 @@ def region(mask: Mask, rows: int, cols: int) -> None:
         assert (found.max - most).abs().max() < 1e-5, f"max: error {(found.max - most).abs().max():.1e}"
 
 
-def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, options: bool = False) -> None:
+def statistics(mask, dtype, D=64, first=0, options=False):
     """By the kernel, through a map, against the dense matrix in float64."""
     m, steps = drawn_map(mask, dtype, D, options=options)
     m = m[:, :, first:]
@@ -634,14 +599,14 @@ def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, opti
         assert distance(alone, truth) < 2e-5, f"{name} alone: error {distance(alone, truth):.1e}"
 
 
-def statistics_beside_nan() -> None:
+def statistics_beside_nan():
     q, k, _ = draw(BF16, 64, 64)
     k[0], k[1, :, 200:] = torch.nan, torch.nan
     for found in regard.attention_map(q, k, mask=regard.padding([0, 200])).statistics():
         assert not found.isnan().any()
 
 
-def long_statistics() -> None:
+def long_statistics():
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
     m = regard.attention_map(q, k, mask=regard.causal)
     once, twice = m.statistics(), m.statistics()
@@ -655,7 +620,7 @@ def long_statistics() -> None:
     assert distance(once.distance[:, :, some], (tile * back).sum(-1)) < 1e-5
 
 
-def summary(name: str, rows: int, cols: int, dtype: torch.dtype, D: int = 64) -> None:
+def summary(name, rows, cols, dtype, D=64):
     """Cells and statistics of one pass, against the dense matrix in float64, and twice the same bits."""
     m, (*_, weights, _) = drawn_map(masks()[name], dtype, D, 512)
     with patch.object(triton_pool, "pool", side_effect=AssertionError("two passes")):
@@ -668,15 +633,13 @@ def summary(name: str, rows: int, cols: int, dtype: torch.dtype, D: int = 64) ->
         assert distance(getattr(found, name), one.double()) < 1e-5, name
 
 
-def draw(dtype: torch.dtype, D: int, E: int, length: int | None = None) -> list[Tensor]:
+def draw(dtype, D, E, length=None):
     t, s = (T, S) if length is None else (length, length)
     shapes = (2, H, t, D), (2, G, s, D), (2, G, s, E)
     return [torch.randn(shape, device=DEVICE).to(dtype) for shape in shapes]
 
 
-def drawn_map(
-    mask: Mask, dtype: torch.dtype, D: int = 64, length: int | None = None, options: bool = False
-) -> tuple[regard.AttentionMap, Steps]:
+def drawn_map(mask, dtype, D=64, length=None, options=False):
     """A map whose numbers come from kernels, and the steps of the same attention in float64."""
     q, k, _ = draw(dtype, D, 1, length)
     softcap, sinks = (2.0, torch.randn(H, device=DEVICE)) if options else (None, None)
@@ -687,21 +650,21 @@ def drawn_map(
     return m, steps
 
 
-def leaves(inputs: list[Tensor], sinks: Tensor | None) -> list[Tensor | None]:
+def leaves(inputs, sinks):
     return [None if x is None else x.detach().clone().requires_grad_() for x in (*inputs, sinks)]
 
 
-def gradients(output: Tensor, inputs: tuple[Tensor | None, ...], upstream: Tensor) -> list[Tensor]:
+def gradients(output, inputs, upstream):
     wanted = [x for x in inputs if x is not None]
     return list(torch.autograd.grad(output, wanted, upstream))
 
 
-def distance(x: Tensor, truth: Tensor) -> float:
+def distance(x, truth):
     assert not x.isnan().any(), "NaN"
     return ((x.double() - truth).norm() / truth.norm().clamp(min=1e-30)).item()
 
 
-def large_scores(size: float, dtype: torch.dtype) -> None:
+def large_scores(size, dtype):
     """A map whose heads have very different scores, beside eager attention, whose softmax is in float32."""
     q, k, v = (torch.randn(1, 4, 300, 64, device="cuda") for _ in range(3))
     sizes = torch.tensor([1.0, size, size**0.5, 1.0], device="cuda").view(1, 4, 1, 1)
@@ -711,7 +674,7 @@ def large_scores(size: float, dtype: torch.dtype) -> None:
     eager = ((q @ k.mT) / 8).float().masked_fill(~seen, -torch.inf).softmax(-1)
     m = regard.attention_map(q, k, mask=regard.causal)
 
-    def numbers(A: Tensor) -> list[Tensor]:
+    def numbers(A):
         cells = A.view(1, 4, 10, 30, 10, 30).sum(-1).mean(3)
         return [A, A[:, :, 7:90], cells, A.sum(-2), torch.special.entr(A).sum(-1), A @ v.to(A.dtype)]
 
@@ -724,7 +687,7 @@ def large_scores(size: float, dtype: torch.dtype) -> None:
         assert error <= NEAR * theirs + unit, f"off by {error:.1e}, eager by {theirs:.1e}"
 
 
-def large_gradients(size: float) -> None:
+def large_gradients(size):
     """Triton's backward pass beside that of eager attention, in float32."""
     inputs = [torch.randn(1, 2, 300, 64, device="cuda") for _ in range(3)]
     inputs[0] = inputs[0] * size
@@ -744,7 +707,7 @@ def large_gradients(size: float) -> None:
         assert error <= NEAR * theirs + unit, f"off by {error:.1e}, eager by {theirs:.1e}"
 
 
-def default_device(mask: Mask, default: str = "cuda", places: tuple[str, ...] = ("cpu", "cuda")) -> None:
+def default_device(mask, default="cuda", places=("cpu", "cuda")):
     """With a default device, tensors give the bits that they give without it, where they are."""
     for place in places:
         draw = torch.Generator().manual_seed(0)

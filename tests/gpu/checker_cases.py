@@ -1,6 +1,5 @@
 """`regard.check(…, device="cuda")`: right kernels are right, planted mistakes are named."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -11,7 +10,7 @@ import regard
 from tests.checker.triton_kernel import MISTAKES, WARNINGS, kernel
 
 
-def checker_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def checker_cases():
     """Every check with its name."""
     yield "check, our own Triton backend", partial(is_right, own_backend)
     yield "check, PyTorch's attention", partial(is_right, F.scaled_dot_product_attention)
@@ -23,16 +22,16 @@ def checker_cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"check, a small Triton kernel, {mistake}", partial(is_named, mistake)
 
 
-def own_backend(q, k, v, is_causal=False, softcap=None, sinks=None, return_lse=False):  # type: ignore[no-untyped-def]
+def own_backend(q, k, v, is_causal=False, softcap=None, sinks=None, return_lse=False):
     mask = regard.causal if is_causal else None
     options = {"softcap": softcap, "sinks": sinks, "return_lse": return_lse}
     return regard.attend(q, k, v, mask=mask, **options, backend="triton")
 
 
-def compiled_flex(causal: bool) -> Callable[..., torch.Tensor]:
+def compiled_flex(causal):
     attend = torch.compile(flex_attention)
 
-    def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def flex(q, k, v):
         T, S = q.shape[2], k.shape[2]
         mask = None
         if causal:
@@ -44,23 +43,23 @@ def compiled_flex(causal: bool) -> Callable[..., torch.Tensor]:
     return flex
 
 
-def is_right(thing: Callable[..., object], causal: bool | None = None) -> None:
+def is_right(thing, causal=None):
     torch._dynamo.config.recompile_limit = 64
     report = regard.check(thing, device="cuda", causal=causal)
     assert report.verdict == "right", str(report)
 
 
-def flex_is_right(causal: bool | None = None) -> None:
+def flex_is_right(causal=None):
     is_right(compiled_flex(bool(causal)), causal)
 
 
-def module_is_right() -> None:
+def module_is_right():
     layer = torch.nn.MultiheadAttention(48, 4, batch_first=True)
     report = regard.check(layer, device="cuda")
     assert report.verdict == "right", str(report)
 
 
-def is_named(mistake: str) -> None:
+def is_named(mistake):
     report = regard.check(kernel(mistake), device="cuda")
     assert report.verdict == ("right" if mistake in WARNINGS else "wrong"), str(report)
     assert report.diagnoses[0].name == mistake, str(report)

@@ -1,19 +1,17 @@
 """What the head scores must be on a real GPU: those of the same maps on a CPU."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 import regard
-from regard.attention.masks.base import Mask
-from regard.heads import HeadTable, describe
+from regard.heads import describe
 from regard.heads.corpus_survey.examples import collect_examples
 
 T = 700
 
 
-def head_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def head_cases():
     """Every check with its name."""
     masks = {
         "causal": regard.causal,
@@ -33,7 +31,7 @@ def head_cases() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 @torch.no_grad()
-def head_scores(mask: Mask, dtype: torch.dtype, size: float = 1.0, options: bool = False) -> None:
+def head_scores(mask, dtype, size=1.0, options=False):
     ids = torch.randint(0, 60, (1, T), device="cuda")
     maps = []
     for _ in range(3):
@@ -45,7 +43,7 @@ def head_scores(mask: Mask, dtype: torch.dtype, size: float = 1.0, options: bool
 
 
 @torch.no_grad()
-def padded_batch() -> None:
+def padded_batch():
     is_token = torch.arange(T, device="cuda") >= torch.tensor([[0], [30], [211]], device="cuda")
     ids = torch.randint(0, 60, (3, T), device="cuda")
     maps = []
@@ -59,7 +57,7 @@ def padded_batch() -> None:
 
 
 @torch.no_grad()
-def survey_examples() -> None:
+def survey_examples():
     ids = torch.randint(0, 60, (5, T), device="cuda")
     q, k = (torch.randn(5, 4, T, 64, device="cuda") for _ in range(2))
     m = regard.attention_map(q, k, mask=regard.causal)
@@ -72,7 +70,7 @@ def survey_examples() -> None:
         assert (found[name].cpu() - expected[name]).abs().max() < 1e-3, name
 
 
-def compare(found: HeadTable, expected: HeadTable, dtype: torch.dtype) -> None:
+def compare(found, expected, dtype):
     tolerance = 5e-3 if dtype == torch.bfloat16 else 1e-4
     for row, other in zip(found, expected, strict=True):
         assert row.scores.keys() == other.scores.keys()

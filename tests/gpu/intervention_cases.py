@@ -1,6 +1,5 @@
 """What interventions must do on a real GPU: the same as the model with other weights or another mask."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -11,7 +10,7 @@ from regard.gpt import GPT, Config
 LAYER, HEAD = 1, 2
 
 
-def intervention_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def intervention_cases():
     """Every check with its name."""
     for dtype in (torch.float32, torch.bfloat16):
         yield f"intervention, a head set to zero, {dtype}", partial(ablated, dtype)
@@ -20,7 +19,7 @@ def intervention_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "intervention, gradients", gradients
 
 
-def build(dtype: torch.dtype) -> tuple[GPT, torch.Tensor]:
+def build(dtype):
     sizes = {"vocab_size": 101, "context_length": 512, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
     config = Config(**sizes, d_model=256, positions="rotary", norm="rms")
     model = GPT(config).to("cuda", dtype).eval()
@@ -31,7 +30,7 @@ def build(dtype: torch.dtype) -> tuple[GPT, torch.Tensor]:
     return model, torch.randint(0, 101, (2, 300), device="cuda")
 
 
-def check_close(edited: torch.Tensor, expected: torch.Tensor, plain: torch.Tensor) -> None:
+def check_close(edited, expected, plain):
     """Compare logits; rounding in half precision is judged by the size of the logits."""
     limit = (1e-4 if edited.dtype == torch.float32 else 4e-2) * float(expected.float().abs().max())
     error = float((edited - expected).abs().max())
@@ -40,7 +39,7 @@ def check_close(edited: torch.Tensor, expected: torch.Tensor, plain: torch.Tenso
 
 
 @torch.no_grad()
-def ablated(dtype: torch.dtype) -> None:
+def ablated(dtype):
     model, ids = build(dtype)
     plain = model(ids)
     with regard.intervene(model, regard.ablate(LAYER, HEAD)):
@@ -51,7 +50,7 @@ def ablated(dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def blocked(dtype: torch.dtype) -> None:
+def blocked(dtype):
     model, ids = build(dtype)
     plain = model(ids)
     edges = regard.prefix(40) | regard.rule(lambda b, h, q, k: (q - k) % 3 == 1)
@@ -64,7 +63,7 @@ def blocked(dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def patched(dtype: torch.dtype) -> None:
+def patched(dtype):
     model, ids = build(dtype)
     plain, other = model(ids), ids.flip(1)
     source = regard.capture(model, inputs=(other,))
@@ -77,7 +76,7 @@ def patched(dtype: torch.dtype) -> None:
         check_close(edited, model(ids), plain)
 
 
-def gradients() -> None:
+def gradients():
     model, ids = build(torch.float32)
     edges = regard.rule(lambda b, h, q, k: (q - k) % 3 == 1)
     with regard.intervene(model, regard.block(LAYER, edges=edges)):

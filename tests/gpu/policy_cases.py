@@ -1,6 +1,5 @@
 """What the measurement of cache policies must do on a real GPU: the same as in float64 on a CPU."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -11,7 +10,7 @@ from regard import policies
 NAMES = ("streaming", "random", "h2o", "snapkv", "tova", "key_norm", "quest", "blocks", "best")
 
 
-def policy_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def policy_cases():
     """Every check with its name."""
     for name in NAMES:
         for dtype in (torch.bfloat16, torch.float32):
@@ -21,7 +20,7 @@ def policy_cases() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 @torch.no_grad()
-def retained(name: str, dtype: torch.dtype, options: bool = False) -> None:
+def retained(name, dtype, options=False):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, n, 700, 64, device="cuda", dtype=dtype) for n in (8, 2, 2))
     extra = {"softcap": 20.0, "sinks": torch.randn(8, device="cuda", dtype=dtype)} if options else {}
@@ -40,7 +39,7 @@ def retained(name: str, dtype: torch.dtype, options: bool = False) -> None:
 
 
 @torch.no_grad()
-def long_layer() -> None:
+def long_layer():
     """32 heads of 128 on 8: at most 3 GiB beyond q, k and v."""
     q, k, v = (torch.randn(1, n, 131_072, 128, device="cuda", dtype=torch.bfloat16) for n in (32, 8, 8))
     m = regard.attention_map(q, k, mask=regard.causal)

@@ -15,7 +15,7 @@ import torch
 from tests.gpu.cases import cases
 
 
-def main() -> int:
+def main():
     if not torch.cuda.is_available():
         print("needs a CUDA device")
         return 1

@@ -4,8 +4,6 @@ The second device is the CPU, so that one GPU is enough. Which devices the weigh
 to a capture: each layer's map stays on the device where its attention ran.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -47,7 +45,7 @@ def run_layers_on(model, devices):
         )
 
 
-def test_layers_on_two_devices_are_captured_and_certified(model, tmp_path: Path):
+def test_layers_on_two_devices_are_captured_and_certified(model, tmp_path):
     ids = torch.randint(0, 64, (1, 50))
     expected = regard.capture(model, inputs={"input_ids": ids})
     run_layers_on(model, ["cpu", "cpu", "cuda:0", "cuda:0"])
@@ -72,7 +70,7 @@ def test_layers_on_two_devices_are_captured_and_certified(model, tmp_path: Path)
 
 
 @pytest.mark.parametrize("last", ["cpu", "disk"])
-def test_device_map_that_offloads_layers(model, last: str, tmp_path: Path):
+def test_device_map_that_offloads_layers(model, last, tmp_path):
     ids = torch.randint(0, 64, (1, 50))
     expected = regard.capture(model, inputs={"input_ids": ids})
     model.save_pretrained(tmp_path / "model")

@@ -1,16 +1,11 @@
 """Heads made by hand to do one thing, with as much noise as asked."""
 
 import torch
-from torch import Tensor
 
 from regard import attention_map, causal
-from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap
 
 
-def looking_at(
-    places: Tensor, mask: Mask = causal, strength: float = 200.0, noise: float = 0.0
-) -> AttentionMap:
+def looking_at(places, mask=causal, strength=200.0, noise=0.0):
     """A head whose query q looks at places[q]; `noise` is the spread of what is added to every score."""
     T = len(places)
     scores = torch.zeros(T, T).scatter_(1, places.view(-1, 1), strength) + noise * torch.randn(T, T)
@@ -18,18 +13,18 @@ def looking_at(
     return attention_map(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=mask, scale=1.0)
 
 
-def repeats(period: int, T: int) -> Tensor:
+def repeats(period, T):
     """Ids (1, T): a start, then different tokens again and again."""
     return torch.cat([torch.tensor([10_000]), torch.randperm(5000)[:period].repeat(T // period + 1)])[:T][
         None
     ]
 
 
-def previous(T: int) -> Tensor:
+def previous(T):
     return torch.arange(-1, T - 1).clamp(min=0)
 
 
-def inducing(ids: Tensor) -> Tensor:
+def inducing(ids):
     """Where an induction head looks: after the last earlier copy, or at the first token."""
     x = ids[0].tolist()
     places = []
@@ -39,10 +34,10 @@ def inducing(ids: Tensor) -> Tensor:
     return torch.tensor(places)
 
 
-def duplicating(ids: Tensor) -> Tensor:
+def duplicating(ids):
     x = ids[0].tolist()
     return torch.tensor([max((p for p in range(q) if x[p] == x[q]), default=0) for q in range(len(x))])
 
 
-def sinking(key: int, T: int) -> Tensor:
+def sinking(key, T):
     return torch.full((T,), key).minimum(torch.arange(T))

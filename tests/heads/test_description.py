@@ -6,25 +6,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from regard import alibi, attention_map, causal, padding, window
 from regard.gpt import GPT, Config
 from regard.heads import HeadScores, describe, probe, repeated, scores, study, uniform
 from regard.heads.measures.query_scores import TextScorer
-from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
 from tests.sampling import examples
 
 
-def small() -> GPT:
+def small():
     torch.manual_seed(3)
     return GPT(
         Config(vocab_size=40, context_length=128, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
     ).eval()
 
 
-def without(a: Tensor, key: int) -> Tensor:
+def without(a, key):
     """Rows (T, S) renormalised without a column."""
     rest = a.clone()
     rest[:, key] = 0
@@ -36,12 +34,10 @@ WITHOUT_SINK = ("duplicate", "induction", "eviction", "local", "itself", "previo
 WHOLE = ("sink", "distance", "entropy", "normalised_entropy")
 
 
-def by_definition(
-    a: Tensor, ids: Tensor, seen: Tensor, near: int, policy: tuple[int, int]
-) -> dict[str, float]:
+def by_definition(a, ids, seen, near, policy):
     """The scores of one head, a (T, T), by loops; `seen` says who may look at whom."""
     T, x = len(a), ids.tolist()
-    rows: dict[str, list[float]] = {name: [] for name in (*WITHOUT_SINK, *WHOLE)}
+    rows = {name: [] for name in (*WITHOUT_SINK, *WHOLE)}
     for key in range(T):
         if seen[:, key].sum() >= min(16, T // 2 + 1):
             rows["sink"].append(a[seen[:, key], key].mean().item())
@@ -75,9 +71,7 @@ def by_definition(
     policy=st.tuples(st.integers(0, 4), st.integers(1, 9)),
     seed=st.integers(0, 999),
 )
-def test_scores_nulls_and_the_rest_are_their_definitions(
-    T: int, tokens: int, mask: str, near: int, policy: tuple[int, int], seed: int
-) -> None:
+def test_scores_nulls_and_the_rest_are_their_definitions(T, tokens, mask, near, policy, seed):
     torch.manual_seed(seed)
     rule = {"causal": causal, "window": causal & window(7), "alibi": causal & alibi(4)}[mask]
     q, k = torch.randn(1, 4, T, 4, dtype=torch.float64), torch.randn(1, 2, T, 4, dtype=torch.float64)
@@ -113,7 +107,7 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_does_not_count(side: str) -> None:
+def test_padding_does_not_count(side):
     """A padded text scores what it scores alone, even where the padding holds NaN."""
     torch.manual_seed(0)
     T, room = 40, 12
@@ -121,7 +115,7 @@ def test_padding_does_not_count(side: str) -> None:
     ids = torch.randint(0, 6, (1, T))
     alone = describe([attention_map(q, k, mask=causal)], ids, policy=(3, 5))
 
-    def padded(x: Tensor, fill: float, dim: int) -> Tensor:
+    def padded(x, fill, dim):
         more = x.new_full((*x.shape[:dim], room, *x.shape[dim + 1 :]), fill)
         return torch.cat([more, x] if side == "left" else [x, more], dim)
 
@@ -142,7 +136,7 @@ def test_padding_does_not_count(side: str) -> None:
                 assert getattr(score, part) == pytest.approx(wanted, abs=1e-5, nan_ok=True), (name, part)
 
 
-def test_a_list_of_texts_is_a_batch_and_the_interval_is_over_texts() -> None:
+def test_a_list_of_texts_is_a_batch_and_the_interval_is_over_texts():
     model = small()
     ids = torch.randint(0, 40, (5, 30))
     batch = describe(model.maps(ids), ids)
@@ -169,9 +163,7 @@ def test_a_list_of_texts_is_a_batch_and_the_interval_is_over_texts() -> None:
     seed=st.integers(0, 99),
     biased=st.booleans(),
 )
-def test_scores_and_those_of_uniform_attention_are_those_of_each_text(
-    T: int, heads: tuple[int, int], near: int, seed: int, biased: bool
-) -> None:
+def test_scores_and_those_of_uniform_attention_are_those_of_each_text(T, heads, near, seed, biased):
     torch.manual_seed(seed)
     H, G = heads
     q, k = torch.randn(2, H, T, 4, dtype=torch.float64), torch.randn(2, G, T, 4, dtype=torch.float64)
@@ -186,7 +178,7 @@ def test_scores_and_those_of_uniform_attention_are_those_of_each_text(
                 assert numbers == pytest.approx(expected, nan_ok=True), name
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_hold_the_truth_as_often_as_they_say():
     """Over many draws of texts about 95 in 100 intervals hold the mean of all."""
     torch.manual_seed(0)
     T, texts, draws, heads = 24, 6, 20, 20
@@ -202,7 +194,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert 0.9 < held / (draws * heads) < 0.99
 
 
-def test_a_map_of_one_text_on_another_has_only_what_makes_sense() -> None:
+def test_a_map_of_one_text_on_another_has_only_what_makes_sense():
     torch.manual_seed(0)
     maps = [attention_map(torch.randn(1, 2, 9, 4), torch.randn(1, 2, n, 4)) for n in (14, 9)]
     table = describe(maps, keys=["cross.0", "cross.1"])
@@ -212,7 +204,7 @@ def test_a_map_of_one_text_on_another_has_only_what_makes_sense() -> None:
     assert table["cross.0", 1].sink_key == int(whole.mean(0).argmax())
 
 
-def test_tokens_shuffled_by_label_and_by_the_model() -> None:
+def test_tokens_shuffled_by_label_and_by_the_model():
     torch.manual_seed(0)
     ids = repeats(20, 100)
     m = looking_at(inducing(ids))
@@ -230,10 +222,10 @@ def test_tokens_shuffled_by_label_and_by_the_model() -> None:
     assert by_model[0, 0].label == "induction"
 
 
-def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
-    seen: list[Tensor] = []
+def test_study_reads_texts_shuffled_texts_and_repeats():
+    seen = []
 
-    def run(ids: Tensor) -> list[AttentionMap]:
+    def run(ids):
         seen.append(ids)
         T = ids.shape[1]
         rows = [looking_at(inducing(row[None])) for row in ids]
@@ -257,8 +249,8 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
     assert row.scores["induction_on_repeats"].null < 0.1
 
 
-def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not() -> None:
-    def maps(ids: Tensor) -> list[AttentionMap]:
+def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not():
+    def maps(ids):
         T = ids.shape[1]
         keys = torch.eye(T).expand(len(ids), 1, T, T)
         after = torch.arange(T).sub(24).clamp(min=0)
@@ -275,7 +267,7 @@ def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not(
     assert nulls[0].induction.mean().item() == pytest.approx(wanted)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_what_does_not_fit_is_named():
     q = torch.zeros(2, 1, 4, 2)
     m = attention_map(q, q, mask=causal)
     with pytest.raises(ValueError, match=r"ids: expected whole numbers \(2, 4\)"):
@@ -289,7 +281,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "softcap": 5.0}])
-def test_the_baseline_that_is_scored_with_the_first_map_is_the_baseline(options: dict[str, Tensor]) -> None:
+def test_the_baseline_that_is_scored_with_the_first_map_is_the_baseline(options):
     is_token = torch.arange(40) >= torch.tensor([[0], [9]])
     ids = torch.randint(0, 7, (2, 40))
     q, k = torch.randn(2, 4, 40, 8), torch.randn(2, 2, 40, 8)

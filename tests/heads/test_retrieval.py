@@ -1,13 +1,9 @@
 """`needle`: hits against dense attention, a trained model, Transformers, and wrong use."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from torch import Tensor
 
 from regard import attention_map, causal, window
 from regard.gpt import GPT, Config
@@ -21,11 +17,11 @@ SIZES = {"lengths": (120,), "depths": (0.2, 0.8)}
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return bpe_tokenizer([*FILLER, *(part for x in NEEDLES for part in x)], 400)
 
 
-def hits_by_rule(weights: Tensor, context: NeedleContext) -> tuple[int, float]:
+def hits_by_rule(weights, context):
     """Hits, and the chance of a random visible key, of one head's dense weights (T, T)."""
     hits, chance = 0, 0.0
     for i, token in enumerate(context.answer):
@@ -37,12 +33,12 @@ def hits_by_rule(weights: Tensor, context: NeedleContext) -> tuple[int, float]:
     return hits, chance
 
 
-def context_of(ids: list[int], needle: range, answer: list[int]) -> NeedleContext:
+def context_of(ids, needle, answer):
     return NeedleContext(ids, needle, answer, 0)
 
 
 @given(seed=st.integers(0, 10_000), mask=st.sampled_from([causal, causal & window(9)]))
-def test_hits_are_those_of_dense_attention(seed: int, mask: Any) -> None:
+def test_hits_are_those_of_dense_attention(seed, mask):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 6, (20,), generator=generator).tolist()
     context = context_of(ids, range(4, 12), ids[8:12])
@@ -55,7 +51,7 @@ def test_hits_are_those_of_dense_attention(seed: int, mask: Any) -> None:
         assert float(counts[1, head]) == pytest.approx(chance)
 
 
-def test_a_head_must_find_the_token_and_not_only_the_needle() -> None:
+def test_a_head_must_find_the_token_and_not_only_the_needle():
     ids = [0, 9, 9, 1, 2, 3, 4, 5, 6, 9, 9, 1, 2]  # the needle is 1 2 3 4 5 6, asked by 1 2
     context = context_of(ids, range(3, 9), [3, 4, 5, 6])
     T = len(ids) + 3
@@ -68,7 +64,7 @@ def test_a_head_must_find_the_token_and_not_only_the_needle() -> None:
         assert float(counts[2, 0]) == pytest.approx(4 / 6)
 
 
-def test_induction_heads_of_the_included_model_are_its_retrieval_heads() -> None:
+def test_induction_heads_of_the_included_model_are_its_retrieval_heads():
     model = GPT.from_pretrained("default")
     test = needle(model, lengths=(128,), depths=(0.3, 0.7))
     found = [(row.layer, row.head) for row in test.table.where(label="retrieval")]
@@ -85,13 +81,13 @@ def test_induction_heads_of_the_included_model_are_its_retrieval_heads() -> None
     assert len(table) == 24
 
 
-def model_table(model: GPT) -> Any:
+def model_table(model):
     import regard
 
     return regard.capture(model, text="The lamp is lit and the ships come home. " * 6).heads()
 
 
-def small_gpt(tokenizer: Tokenizer) -> GPT:
+def small_gpt(tokenizer):
     torch.manual_seed(0)
     config = Config(vocab_size=400, context_length=256, num_layers=2, num_heads=4, num_kv_heads=2, d_model=32)
     model = GPT(config).eval()
@@ -99,7 +95,7 @@ def small_gpt(tokenizer: Tokenizer) -> GPT:
     return model
 
 
-def test_transformers_models_against_their_eager_attention(tokenizer: Tokenizer) -> None:
+def test_transformers_models_against_their_eager_attention(tokenizer):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -143,6 +139,6 @@ def test_transformers_models_against_their_eager_attention(tokenizer: Tokenizer)
         ({"filler": ""}, "filler: expected some text"),
     ],
 )
-def test_wrong_use_is_answered_in_a_sentence(tokenizer: Tokenizer, options: Any, message: str) -> None:
+def test_wrong_use_is_answered_in_a_sentence(tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
         needle(small_gpt(tokenizer), **(SIZES | options))

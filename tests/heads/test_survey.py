@@ -2,11 +2,9 @@
 
 import random
 import signal
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import regard
 from regard.gpt import GPT, Config
@@ -31,7 +29,6 @@ from regard.heads.corpus_survey.survey import (
 from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import decode_words, result_path, write_result
 from regard.heads.tables.description import LayerHeads
-from regard.maps import AttentionMap
 from regard.support.file_lock import InUseError
 from regard.support.files import SurveyFileError
 from regard.support.processes import Processes
@@ -45,11 +42,11 @@ CHUNK = 2  # batches
 CHUNKS = 6  # of the corpus
 
 
-def letters(text: str) -> list[int]:
+def letters(text):
     return [ord(letter) % 64 for letter in text]
 
 
-def write_corpus(path: Path) -> Path:
+def write_corpus(path):
     """Eleven windows of 32 letters."""
     draw = random.Random(0)
     path.write_text(" ".join(draw.choice(TEXT.split(" ")) for _ in range(75)))
@@ -57,17 +54,17 @@ def write_corpus(path: Path) -> Path:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     return write_corpus(tmp_path / "corpus.txt")
 
 
 @pytest.fixture
-def plan(corpus: Path) -> SurveyPlan:
+def plan(corpus):
     return SurveyPlan(corpus, length=32)
 
 
 @pytest.fixture(scope="module")
-def reader() -> SurveyModel:
+def reader():
     torch.manual_seed(1)
     model = GPT(
         Config(vocab_size=64, context_length=64, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
@@ -76,13 +73,13 @@ def reader() -> SurveyModel:
 
 
 @pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     """Chunks of few batches, so that a short corpus has several."""
     monkeypatch.setattr("regard.heads.corpus_survey.survey.CHUNK", CHUNK)
 
 
 @pytest.fixture(scope="module")
-def whole(reader: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(reader, tmp_path_factory):
     """What a survey of `corpus` with small chunks writes if nothing stops it."""
     folder = tmp_path_factory.mktemp("whole")
     corpus, out = write_corpus(folder / "corpus.txt"), folder / "whole.csv"
@@ -92,7 +89,7 @@ def whole(reader: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-def test_windows_hold_the_corpus_in_order(corpus: Path) -> None:
+def test_windows_hold_the_corpus_in_order(corpus):
     text = letters(corpus.read_text())
     found = list(batches(corpus, letters, 33, 3, start=0))
     assert [len(batch.ids) for batch in found[:-1]] == [3] * (len(found) - 1)
@@ -104,9 +101,7 @@ def test_windows_hold_the_corpus_in_order(corpus: Path) -> None:
     assert sum(len(batch.ids) for batch in batches(corpus, letters, 33, 2, max_windows=5)) == 5
 
 
-def test_a_survey_is_what_describe_says_of_all_windows(
-    corpus: Path, reader: SurveyModel, tmp_path: Path
-) -> None:
+def test_a_survey_is_what_describe_says_of_all_windows(corpus, reader, tmp_path):
     table = survey(reader, SurveyPlan(corpus, length=32, batch=3), tmp_path / "out.json", ranks=RANKS)
     texts = [(list(reader.run(ids)), ids) for ids, _ in batches(corpus, letters, 32, 3, start=0)]
     wanted = describe(texts)
@@ -116,7 +111,7 @@ def test_a_survey_is_what_describe_says_of_all_windows(
     assert table.texts == sum(len(ids) for _, ids in texts)
 
 
-def assert_same(out: Path, other: Path) -> None:
+def assert_same(out, other):
     """Both surveys wrote the same table and the same examples, to the last bit."""
     assert out.read_bytes() == other.read_bytes()
     assert result_path(out).read_bytes() == result_path(other).read_bytes()
@@ -129,17 +124,11 @@ class KilledError(Exception):
 @pytest.mark.parametrize("after", share([2, 1, 5], 3))
 @pytest.mark.parametrize("by", share(["a kill", signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 2))
 def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
-    reader: SurveyModel,
-    small_chunks: None,
-    plan: SurveyPlan,
-    whole: Path,
-    tmp_path: Path,
-    after: int,
-    by: object,
-) -> None:
+    reader, small_chunks, plan, whole, tmp_path, after, by
+):
     cut = tmp_path / "cut.csv"
 
-    def stop(windows: int, read: int) -> None:
+    def stop(windows, read):
         if windows > after and not isinstance(by, signal.Signals):
             raise KilledError
         if windows == after + 1:
@@ -149,17 +138,17 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
     with pytest.raises((KilledError, KeyboardInterrupt)):
         survey(reader, plan, cut, ranks=RANKS, report=stop)
     assert not cut.exists()
-    begun: list[int] = []
+    begun = []
     survey(reader, plan, cut, ranks=RANKS, report=lambda windows, _: begun.append(windows))
     assert begun[0] == after // CHUNK * CHUNK + 1  # after the chunks that were complete
     assert_same(cut, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
-def test_a_second_survey_is_refused(reader: SurveyModel, plan: SurveyPlan, tmp_path: Path) -> None:
+def test_a_second_survey_is_refused(reader, plan, tmp_path):
     out, refused = tmp_path / "out.csv", []
 
-    def second(windows: int, read: int) -> None:
+    def second(windows, read):
         if windows == 2:
             with pytest.raises(InUseError, match="is in use by process") as error:
                 survey(reader, plan, out, ranks=RANKS)
@@ -171,9 +160,7 @@ def test_a_second_survey_is_refused(reader: SurveyModel, plan: SurveyPlan, tmp_p
 
 
 @pytest.mark.parametrize("shards", share([3, 1, 7], 3))
-def test_joined_shards_have_the_bytes_of_one_survey(
-    reader: SurveyModel, small_chunks: None, plan: SurveyPlan, whole: Path, tmp_path: Path, shards: int
-) -> None:
+def test_joined_shards_have_the_bytes_of_one_survey(reader, small_chunks, plan, whole, tmp_path, shards):
     out = tmp_path / "joined.csv"
     counts = [survey_shard(reader, plan, out, Shard(i, shards)) for i in reversed(range(shards))]
     assert sum(counts) == CHUNKS
@@ -182,9 +169,7 @@ def test_joined_shards_have_the_bytes_of_one_survey(
     assert not chunk_folder(out).exists()
 
 
-def test_a_shard_goes_on_after_the_chunks_that_are_there(
-    reader: SurveyModel, small_chunks: None, plan: SurveyPlan, whole: Path, tmp_path: Path
-) -> None:
+def test_a_shard_goes_on_after_the_chunks_that_are_there(reader, small_chunks, plan, whole, tmp_path):
     out = tmp_path / "joined.csv"
     survey_shard(reader, plan, out, Shard(0, 2))
     with pytest.raises(SurveyFileError, match=r"expected 6 chunks, and 3 are missing \(1, 3, 5\)"):
@@ -196,9 +181,7 @@ def test_a_shard_goes_on_after_the_chunks_that_are_there(
     assert_same(out, whole)
 
 
-def test_chunks_of_another_survey_are_refused(
-    reader: SurveyModel, small_chunks: None, plan: SurveyPlan, corpus: Path, tmp_path: Path
-) -> None:
+def test_chunks_of_another_survey_are_refused(reader, small_chunks, plan, corpus, tmp_path):
     out = tmp_path / "out.csv"
     survey_shard(reader, plan, out, Shard(0, 1))
     with pytest.raises(ValueError, match="is of a survey with another length"):
@@ -220,7 +203,7 @@ def test_chunks_of_another_survey_are_refused(
 
 
 @pytest.mark.parametrize("text", ["4/4", "1", "-1/2", "0/0", "0/99999999", "1/2/3", ""])
-def test_what_is_no_shard(text: str) -> None:
+def test_what_is_no_shard(text):
     with pytest.raises(ValueError, match=r"shard: expected i/n, with i from 0 to n - 1, such as 0/4"):
         Shard.parse(text)
 
@@ -228,13 +211,13 @@ def test_what_is_no_shard(text: str) -> None:
 B, H, T, E = 5, 3, 40, 4
 
 
-def windows(seed: int = 0, length: int = T) -> tuple[AttentionMap, Tensor]:
+def windows(seed=0, length=T):
     torch.manual_seed(seed)
     q, k = torch.randn(2, B, H, length, 8).unbind()
     return regard.attention_map(2 * q, k, mask=regard.causal), torch.randint(0, 9, (B, length))
 
 
-def make_result(m: AttentionMap, ids: Tensor) -> SurveyResult:
+def make_result(m, ids):
     examples = [collect_examples(m, ids, 0, E)]
     rows = [
         HeadRow(0, head, head, ("itself",), None, {"itself": Score(0.5, 0.1, 0.1, 0.4, 0.6, 0.5)})
@@ -245,7 +228,7 @@ def make_result(m: AttentionMap, ids: Tensor) -> SurveyResult:
     return SurveyResult(table, [LayerHeads("0", list(range(H)), list(range(H)))], examples, words)
 
 
-def test_the_strongest_weight_of_each_window_is_an_example() -> None:
+def test_the_strongest_weight_of_each_window_is_an_example():
     m, ids = windows()
     dense = m.to_dense().double()
     allowed = dense.clone()
@@ -271,7 +254,7 @@ def test_the_strongest_weight_of_each_window_is_an_example() -> None:
                     assert float(weight) == pytest.approx(expected, abs=1e-6)
 
 
-def test_tokens_and_distances_add_up_the_strong_weights() -> None:
+def test_tokens_and_distances_add_up_the_strong_weights():
     m, ids = windows()
     top = m.to_dense().double().topk(KEYS)
     distances, queries, keys = torch.zeros(H, len(EDGES) - 1), torch.zeros(H, 9), torch.zeros(H, 9)
@@ -295,7 +278,7 @@ def test_tokens_and_distances_add_up_the_strong_weights() -> None:
             )
 
 
-def test_parts_of_a_corpus_merge_to_the_whole() -> None:
+def test_parts_of_a_corpus_merge_to_the_whole():
     m, ids = windows()
     whole = collect_examples(m, ids, 0, E)
     parts = [collect_examples(m[b : b + 1], ids[b : b + 1], b, E) for b in range(B)]
@@ -307,7 +290,7 @@ def test_parts_of_a_corpus_merge_to_the_whole() -> None:
     merged.check(H, E)
 
 
-def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_a_file_gives_back_what_was_written(tmp_path):
     result = make_result(*windows())
     write_result(result, result_path(tmp_path / "survey.csv"))
     for path in (tmp_path / "survey.csv", tmp_path / "survey.csv.examples"):
@@ -343,7 +326,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
         ("about", torch.tensor(list(b'{"windows": 1}'), dtype=torch.uint8), "tokens: expected"),
     ],
 )
-def test_a_file_that_anyone_wrote(tmp_path: Path, name: str, tensor: Tensor, message: str) -> None:
+def test_a_file_that_anyone_wrote(tmp_path, name, tensor, message):
     path = tmp_path / "survey.csv.examples"
     write_result(make_result(*windows()), path)
     content = read_safetensors(path, ["regard.examples 1"], SurveyFileError)

@@ -4,8 +4,6 @@ import csv
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from tests.heads.made_heads import inducing, looking_at, previous, repeats, sink
 
 
 @pytest.fixture
-def table() -> HeadTable:
+def table():
     torch.manual_seed(0)
     ids = repeats(15, 60)
     made = [looking_at(x) for x in (inducing(ids), previous(60), sinking(4, 60), torch.arange(60))]
@@ -28,14 +26,14 @@ def table() -> HeadTable:
     return describe([same, grouped, idle], ids, model="made by hand")
 
 
-def test_labels_and_key_value_heads(table: HeadTable) -> None:
+def test_labels_and_key_value_heads(table):
     assert [row.label for row in table] == ["induction", "previous_token", "sink", "itself"] * 2 + [None] * 4
     assert [row.kv_head for row in table] == [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
     assert table[1, 2].sink_key == 4
     assert table[1, 2].place == "1.2"
 
 
-def test_json_is_what_the_page_reads_and_comes_back(table: HeadTable, tmp_path: Path) -> None:
+def test_json_is_what_the_page_reads_and_comes_back(table, tmp_path):
     rows = json.loads(table.to_json(tmp_path / "heads.json"))
     assert [row["label"] for row in rows] == [row.label for row in table]
     assert {"layer", "head", "kv_head", "label", "scores"} <= rows[0].keys()
@@ -52,7 +50,7 @@ def test_json_is_what_the_page_reads_and_comes_back(table: HeadTable, tmp_path: 
         HeadTable.from_json('[{"layer": 1}]')
 
 
-def test_best_where_and_sorted(table: HeadTable) -> None:
+def test_best_where_and_sorted(table):
     assert [row.place for row in table.best("induction", 2)] == ["0.0", "1.0"]
     assert [row.place for row in table.where(label="previous token")] == ["0.1", "1.1"]
     assert [row.place for row in table.where(label="self", layer=1)] == ["1.3"]
@@ -66,7 +64,7 @@ def test_best_where_and_sorted(table: HeadTable) -> None:
     assert table.best("normalized entropy", 1).rows == table.best("normalised_entropy", 1).rows
 
 
-def test_layers_are_numbers_and_stacks_have_names() -> None:
+def test_layers_are_numbers_and_stacks_have_names():
     q = torch.randn(1, 1, 6, 4)
     m = attention_map(q, q, mask=causal)
     many = describe([m] * 12, torch.arange(6)[None])
@@ -89,7 +87,7 @@ def test_layers_are_numbers_and_stacks_have_names() -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_files_hold_every_number(table: HeadTable, tmp_path: Path, kind: str) -> None:
+def test_files_hold_every_number(table, tmp_path, kind):
     path = tmp_path / f"heads.{kind}"
     table.save(path)
     columns = table.columns()
@@ -106,7 +104,7 @@ def test_files_hold_every_number(table: HeadTable, tmp_path: Path, kind: str) ->
         assert found["layer"] == columns["layer"]
 
 
-def test_it_prints_within_80_columns_under_its_key_value_heads(table: HeadTable) -> None:
+def test_it_prints_within_80_columns_under_its_key_value_heads(table):
     lines = str(table).splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in str(table)
@@ -117,7 +115,7 @@ def test_it_prints_within_80_columns_under_its_key_value_heads(table: HeadTable)
     assert repr(table) == "HeadTable(12 heads)"
 
 
-def test_tables_are_joined_head_by_head(table: HeadTable) -> None:
+def test_tables_are_joined_head_by_head(table):
     score = Score(0.9, 0.01, math.nan, 0.8, 1.0, math.nan)
     extra = HeadTable([HeadRow(1, 0, 0, ("retrieval",), None, {"retrieval": score})])
     joined = table.join(extra)
@@ -133,22 +131,22 @@ def test_tables_are_joined_head_by_head(table: HeadTable) -> None:
         table.join(HeadTable([HeadRow(9, 0, 0, (), None, {})]))
 
 
-def score(value: float, reach: float = 0.02, null: float = 0.03) -> Score:
+def score(value, reach=0.02, null=0.03):
     return Score(value, null, 0.1, value - reach, value + reach, value)
 
 
-def head(layer: int, number: int, sink_key: int | None = None, **scores: Score) -> HeadRow:
+def head(layer, number, sink_key=None, **scores):
     """A head that has a label for each of its scores; one on repeats has that of the score on text."""
     labels = tuple(dict.fromkeys(name.removesuffix("_on_repeats") for name in scores))
     return HeadRow(layer, number, number, labels, sink_key, scores)
 
 
-def printed(kinds: HeadTable, **options: Any) -> list[str]:
+def printed(kinds, **options):
     return summary_text(kinds, **options).splitlines()
 
 
 @pytest.fixture
-def kinds() -> HeadTable:
+def kinds():
     rows = [
         head(0, 0, 0, sink=score(0.5)),
         head(0, 1, 0, sink=score(0.6)),
@@ -161,7 +159,7 @@ def kinds() -> HeadTable:
     return HeadTable(rows)
 
 
-def test_kinds_have_an_order_and_the_rest_is_counted(kinds: HeadTable) -> None:
+def test_kinds_have_an_order_and_the_rest_is_counted(kinds):
     lines = printed(kinds, top=2, key_texts={0: "Once", 7: " the"})
     assert [line.split(":")[0] for line in lines if ": attention on" in line] == [
         "induction",
@@ -176,14 +174,14 @@ def test_kinds_have_an_order_and_the_rest_is_counted(kinds: HeadTable) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_sinks_on_many_keys_are_not_all_named() -> None:
+def test_sinks_on_many_keys_are_not_all_named():
     keys = [5, 5, 5, 5, 4, 4, 4, 3, 3, 2, 1]
     lines = printed(HeadTable([head(0, i, key, sink=score(0.5)) for i, key in enumerate(keys)]))
     sinks = next(line for line in lines if "sink" in line and "token 5" in line)
     assert sinks == "4 heads are sinks on token 5, 3 on token 4, 4 on other tokens: --label sink"
 
 
-def scored(head: int, value: float, low: float, high: float, labels: tuple[str, ...] = ()) -> HeadRow:
+def scored(head, value, low, high, labels=()):
     score = Score(value, 0.1, 0.1, low, high, value)
     return HeadRow(3, head, 0, labels, None, {"induction": score})
 
@@ -204,7 +202,7 @@ AFTER = HeadTable(
 )
 
 
-def test_the_interval_of_a_difference_comes_from_both() -> None:
+def test_the_interval_of_a_difference_comes_from_both():
     found = BEFORE.compare(AFTER)
     score = found[3, 0].scores["induction"]
     assert (score.before, score.after, score.difference) == (0.2, 0.8, pytest.approx(0.6))
@@ -215,7 +213,7 @@ def test_the_interval_of_a_difference_comes_from_both() -> None:
     assert (back.difference, back.low, back.high) == pytest.approx((-0.6, -score.high, -score.low))
 
 
-def test_labels_that_are_gained_and_lost() -> None:
+def test_labels_that_are_gained_and_lost():
     found = BEFORE.compare(AFTER)
     assert repr(found) == "TableDifference(2 heads, 2 with other labels)"
     assert [(x.place, x.gained, x.lost) for x in found] == [
@@ -230,7 +228,7 @@ def test_labels_that_are_gained_and_lost() -> None:
     assert len(BEFORE.compare(BEFORE).changed) == 0
 
 
-def test_it_is_sorted_by_the_size_of_a_change() -> None:
+def test_it_is_sorted_by_the_size_of_a_change():
     found = BEFORE.compare(AFTER).sorted("induction")
     assert [x.place for x in found] == ["3.0", "3.1"]
     with pytest.raises(ValueError, match="name: expected one of induction, got 'local'"):
@@ -241,6 +239,6 @@ def test_it_is_sorted_by_the_size_of_a_change() -> None:
     assert found.to_pandas()["difference"].tolist() == pytest.approx([0.6, -0.5])
 
 
-def test_tables_without_a_common_head_are_refused() -> None:
+def test_tables_without_a_common_head_are_refused():
     with pytest.raises(ValueError, match="other: expected a table with some of the same heads, got 1 heads"):
         BEFORE.compare(HeadTable([replace(BEFORE.rows[0], layer=9)]))

@@ -1,31 +1,27 @@
 """Position, distance, token id and copies: heads that attend by one of them are not labelled by another."""
 
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import one_hot
 
 from regard import attention_map, causal
 from regard.heads import HeadTable, describe, repeated, study
-from regard.maps import AttentionMap
 from tests.sampling import combine, share
 
 VOCAB = 200
 HEADS = int(os.environ.get("REGARD_MADE_HEADS", "20"))  # 200 take minutes
-Run = Callable[[Tensor], list[AttentionMap]]
 
 
-def texts(n: int = 4, T: int = 128, seed: int = 0) -> Tensor:
+def texts(n=4, T=128, seed=0):
     return torch.randint(0, VOCAB, (n, T), generator=torch.Generator().manual_seed(seed))
 
 
-def by_scores(scores: Callable[[Tensor], Tensor]) -> Run:
+def by_scores(scores):
     """A model whose heads have the scores (H, T, T) that `scores(ids)` gives for a text, ten in a layer."""
 
-    def run(ids: Tensor) -> list[AttentionMap]:
+    def run(ids):
         T = ids.shape[1]
         layers = torch.stack([scores(row) for row in ids]).split(10, 1)
         keys = torch.eye(T)[None, None]
@@ -34,10 +30,10 @@ def by_scores(scores: Callable[[Tensor], Tensor]) -> Run:
     return run
 
 
-def positional(offsets: Tensor, strengths: Tensor) -> Run:
+def positional(offsets, strengths):
     """Heads that attend n tokens back, whatever is there."""
 
-    def scores(ids: Tensor) -> Tensor:
+    def scores(ids):
         T = len(ids)
         places = (torch.arange(T) - offsets.view(-1, 1)).clamp(min=0)
         return one_hot(places, T) * strengths.view(-1, 1, 1)
@@ -45,12 +41,12 @@ def positional(offsets: Tensor, strengths: Tensor) -> Run:
     return by_scores(scores)
 
 
-def labels(table: HeadTable) -> set[str]:
+def labels(table):
     return {label for row in table for label in row.labels}
 
 
 @pytest.mark.parametrize("start", share([None, 0], 2))
-def test_no_head_at_a_fixed_offset_is_called_induction_or_duplicate(start: int | None) -> None:
+def test_no_head_at_a_fixed_offset_is_called_induction_or_duplicate(start):
     generator = torch.Generator().manual_seed(1)
     offsets = torch.randint(1, 61, (HEADS,), generator=generator)
     strengths = 3 + 12 * torch.rand(HEADS, generator=generator)
@@ -69,7 +65,7 @@ def test_no_head_at_a_fixed_offset_is_called_induction_or_duplicate(start: int |
 
 
 @pytest.mark.parametrize("start", [None, 0])
-def test_a_head_at_a_fixed_offset_says_how_far_it_looks(start: int | None) -> None:
+def test_a_head_at_a_fixed_offset_says_how_far_it_looks(start):
     run = positional(torch.tensor([24, 25, 2]), torch.full((3,), 15.0))
     table = study(run, texts(), VOCAB, start=start)
     assert [row.label for row in table] == ["fixed_offset"] * 3
@@ -78,8 +74,8 @@ def test_a_head_at_a_fixed_offset_says_how_far_it_looks(start: int | None) -> No
     assert HeadTable.from_json(table.to_json())[0, 0].offset == 24
 
 
-def test_an_induction_head_looks_at_no_fixed_offset_even_where_the_text_has_one_period() -> None:
-    def scores(ids: Tensor) -> Tensor:
+def test_an_induction_head_looks_at_no_fixed_offset_even_where_the_text_has_one_period():
+    def scores(ids):
         after = (ids.view(-1, 1) == ids.roll(1)) & (torch.arange(len(ids)) > 0)
         return 15.0 * (after | (torch.arange(len(ids)) == 0)).float()[None]
 
@@ -90,7 +86,7 @@ def test_an_induction_head_looks_at_no_fixed_offset_even_where_the_text_has_one_
 
 
 @pytest.mark.parametrize(("n", "seed"), share([(1, 3), (4, 0), (4, 1), (10, 2)], 2))
-def test_a_head_that_follows_a_token_is_no_sink(n: int, seed: int) -> None:
+def test_a_head_that_follows_a_token_is_no_sink(n, seed):
     ids = texts(n, seed=seed)
     ids[:, 30] = 7  # every text has it, the shuffled ones elsewhere
     run = by_scores(lambda row: 15.0 * (row == 7).float().expand(1, len(row), -1))
@@ -105,7 +101,7 @@ def test_a_head_that_follows_a_token_is_no_sink(n: int, seed: int) -> None:
 
 @pytest.mark.parametrize("key", [0, 1, 5])
 @pytest.mark.parametrize("n", [1, 4])
-def test_a_sink_is_a_position_whatever_token_is_there(key: int, n: int) -> None:
+def test_a_sink_is_a_position_whatever_token_is_there(key, n):
     run = by_scores(lambda row: 15.0 * (torch.arange(len(row)) == key).float().expand(1, len(row), -1))
     row = study(run, texts(n), VOCAB, start=0 if key == 0 else None)[0, 0]
     assert row.label == "sink"
@@ -117,12 +113,12 @@ RANDOM = ["noise", "tokens", "positions"] if HEADS > 20 else ["noise", "tokens"]
 
 
 @pytest.mark.parametrize(("by", "sharpness"), combine(RANDOM, [3.0, 12.0, 1.0, 6.0]))
-def test_random_heads_have_no_label(by: str, sharpness: float) -> None:
+def test_random_heads_have_no_label(by, sharpness):
     generator = torch.Generator().manual_seed(0)
     H, D = HEADS, 16
     q_table, k_table = torch.randn(2, VOCAB, H, D, generator=generator)
 
-    def scores(ids: Tensor) -> Tensor:
+    def scores(ids):
         if by == "noise":
             return sharpness * torch.randn(H, len(ids), len(ids), generator=generator)
         places = ids if by == "tokens" else torch.arange(len(ids))

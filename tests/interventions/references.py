@@ -65,6 +65,11 @@ def inputs_of(family, T=11, batch=2, seed=0):
     return inputs
 
 
+def logits(model, inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
 def eager_copy(model):
     """The same model with eager attention."""
     model = copy.deepcopy(model)

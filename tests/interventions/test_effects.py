@@ -277,8 +277,6 @@ def test_strings_need_a_tokenizer_and_logits_texts_of_one_token(included):
 WRONG = [
     ([], {}, "edits: expected at least one"),
     ("5.3", {}, "edits: expected what regard.ablate, regard.block or regard.patch returns"),
-    (regard.ablate(7, 0), {}, "layer: expected one of those that ran"),
-    (regard.ablate(0, 9), {}, "head: expected a head of layer 0, from 0 to 3, got 9"),
     (regard.ablate(0, 0), {"metric": "accuracy"}, 'metric: expected "loss", "logit_diff" or a function'),
     (regard.ablate(0, 0), {"metric": "logit_diff"}, "tokens: expected two tokens .*, got none"),
     (regard.ablate(0, 0), {"tokens": (1, 2)}, 'tokens: expected only with metric="logit_diff"'),

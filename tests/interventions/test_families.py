@@ -10,6 +10,7 @@ from tests.interventions.references import (
     eager_copy,
     inputs_of,
     layer_modules,
+    logits,
     masked_edges,
     replaced_slice,
 )
@@ -19,17 +20,22 @@ IMPLEMENTATIONS = ("sdpa", "eager", "regard")
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}  # eager float32 against fused float32, through three layers
 
 
-def logits(model, inputs):
-    with torch.no_grad():
-        return model(**inputs).logits
-
-
 def model_with(family, implementation):
     model = build(family)
     if implementation == "sdpa" and family in ("gemma 2", "gpt-oss"):
         implementation = "eager"  # sdpa has neither soft caps nor sink logits
     model.set_attn_implementation(implementation)
     return model
+
+
+def assert_same(model, inputs, edit, reference, by_other_means):
+    """The edited model has the logits of the reference, inside a block that does the same by other means."""
+    with by_other_means:
+        expected = logits(reference, inputs)
+    with regard.intervene(model, edit):
+        edited = logits(model, inputs)
+    torch.testing.assert_close(edited, expected, **CLOSE)
+    return edited
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
@@ -41,11 +47,8 @@ def test_ablating_any_head_is_a_slice_of_the_output_projection(family, implement
     for key, (_, projection) in layer_modules(family, reference).items():
         for head in share(range(4), 4, turn=2):
             for by, new in (("zero", 0.0), (means, means[key][head])):
-                with replaced_slice(projection, head, 4, new):
-                    expected = logits(reference, inputs)
-                with regard.intervene(model, regard.ablate(key, head, by=by)):
-                    edited = logits(model, inputs)
-                torch.testing.assert_close(edited, expected, **CLOSE)
+                cut = replaced_slice(projection, head, 4, new)
+                edited = assert_same(model, inputs, regard.ablate(key, head, by=by), reference, cut)
                 assert (edited - plain).abs().max() > 1e-3
     assert torch.equal(logits(model, inputs), plain)  # the model is as it was
 
@@ -62,19 +65,13 @@ def test_blocked_edges_are_a_dense_mask_on_eager_attention(family, implementatio
         cut = torch.zeros(4, T, S, dtype=torch.bool)
         cut[1] = (q - k == 2) | (k == 0) & (q > 3)
         rule = regard.rule(lambda b, h, q, k: (q - k == 2) | (k == 0) & (q > 3))
-        with masked_edges(attention, cut):
-            expected = logits(reference, inputs)
-        with regard.intervene(model, regard.block(key, 1, edges=rule)):
-            edited = logits(model, inputs)
-        torch.testing.assert_close(edited, expected, **CLOSE)
+        masked = masked_edges(attention, cut)
+        edited = assert_same(model, inputs, regard.block(key, 1, edges=rule), reference, masked)
         assert (edited - plain).abs().max() > 1e-3
         spans = torch.zeros(4, T, S, dtype=torch.bool)
         spans[:, 4:6, 1:3] = True
-        with masked_edges(attention, spans):
-            expected = logits(reference, inputs)
-        with regard.intervene(model, regard.block(key, edges=(slice(4, 6), [1, 2]))):
-            edited = logits(model, inputs)
-        torch.testing.assert_close(edited, expected, **CLOSE)
+        edit = regard.block(key, edges=(slice(4, 6), [1, 2]))
+        assert_same(model, inputs, edit, reference, masked_edges(attention, spans))
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
@@ -113,21 +110,15 @@ def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(family, 
         logits(reference, other)
         handle.remove()
         width = seen["x"].shape[-1] // 4
-        with replaced_slice(projection, 2, 4, seen["x"][..., 2 * width : 3 * width]):
-            expected = logits(reference, inputs)
-        with regard.intervene(model, regard.patch(key, 2, source)):
-            edited = logits(model, inputs)
-        torch.testing.assert_close(edited, expected, **CLOSE)
+        other_output = replaced_slice(projection, 2, 4, seen["x"][..., 2 * width : 3 * width])
+        assert_same(model, inputs, regard.patch(key, 2, source), reference, other_output)
         # The pattern of the other run times the values of this one.
         plain = regard.capture(model, inputs=inputs, values=True)
         weights = source[key, 2].to_dense()  # (B, T, S)
         values = plain.layer(key).values
         mixed = weights @ values[:, 2 // (4 // values.shape[1])]
-        with replaced_slice(projection, 2, 4, mixed):
-            expected = logits(reference, inputs)
-        with regard.intervene(model, regard.patch(key, 2, source, what="pattern")):
-            edited = logits(model, inputs)
-        torch.testing.assert_close(edited, expected, **CLOSE)
+        edit = regard.patch(key, 2, source, what="pattern")
+        assert_same(model, inputs, edit, reference, replaced_slice(projection, 2, 4, mixed))
 
 
 @pytest.mark.parametrize(("family", "implementation"), combine(["gpt2", "llama", "bert"], IMPLEMENTATIONS))

@@ -10,12 +10,7 @@ from torch import nn
 import regard
 from regard.gpt import GPT
 from regard.heads.tables.table import HeadRow, HeadTable
-from tests.interventions.references import build, inputs_of, small_gpt, transformers
-
-
-def logits(model, inputs):
-    with torch.no_grad():
-        return model(**inputs).logits
+from tests.interventions.references import build, inputs_of, logits, small_gpt, transformers
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ VERSIONS = sorted(path.name for path in KEPT.iterdir() if path.name[0].isdigit()
 pytestmark = pytest.mark.parametrize("version", VERSIONS)
 
 
-def test_captures_and_maps(version: str) -> None:
+def test_captures_and_maps(version):
     seen, m = regard.load(KEPT / version / "capture"), regard.load(KEPT / version / "map.safetensors")
     assert isinstance(seen, Capture)
     assert isinstance(m, regard.AttentionMap)
@@ -33,19 +33,18 @@ def test_captures_and_maps(version: str) -> None:
     assert seen.layers[0].values is not None
 
 
-def test_a_run_its_history_and_its_monitor(version: str, tmp_path: Path) -> None:
+def test_a_run_its_history_and_its_monitor(version, tmp_path):
     folder = shutil.copytree(KEPT / version / "run", tmp_path / "run")  # a run's folder is locked while read
     model = GPT.from_pretrained(folder)
     assert model(torch.arange(8)[None]).shape == (1, 8, model.config.vocab_size)
     found = checkpoints.load(folder)
-    assert found is not None
     assert any(name.startswith(checkpoints.MODEL) for name in found.tensors)
     assert read_run(folder)["steps"] == [0, 2, 4]
     assert MonitorHistory.read(folder / "attention.jsonl").layers == ["0"]
     assert read_curves(folder / "attention.jsonl")["steps"] == [0]
 
 
-def test_a_survey(version: str) -> None:
+def test_a_survey(version):
     found = read_survey(KEPT / version / "survey.csv")
     assert len(found.table) == 2
     assert len(found.examples) == 1  # layers

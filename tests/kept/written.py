@@ -16,7 +16,7 @@ from regard.gpt import GPT
 from regard.gpt.config import Config
 
 
-def main(folder: Path) -> None:
+def main(folder):
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "d_model": 16, "num_layers": 2, "num_heads": 2, "context_length": 16}

@@ -16,9 +16,7 @@ from tests.refusals import refused
 from tests.sampling import share
 
 
-def like_pytorch(
-    heads: int = 4, width: int = 16, bias: bool = True
-) -> tuple[Attention, nn.MultiheadAttention]:
+def like_pytorch(heads=4, width=16, bias=True):
     """A layer of ours and one of PyTorch's with the same weights, in float64."""
     theirs = nn.MultiheadAttention(width, heads, bias=bias, batch_first=True).double().eval()
     ours = Attention(width, heads, qkv_bias=bias, out_bias=bias).double().eval()
@@ -33,7 +31,7 @@ def like_pytorch(
 
 class TestAgainstPyTorch:
     @given(st.sampled_from([1, 2, 4]), st.booleans(), st.integers(1, 3), st.integers(1, 7), st.integers(1, 7))
-    def test_self_and_cross_attention(self, heads: int, bias: bool, B: int, T: int, S: int) -> None:
+    def test_self_and_cross_attention(self, heads, bias, B, T, S):
         ours, theirs = like_pytorch(heads, bias=bias)
         x, context = torch.randn(B, T, 16).double(), torch.randn(B, S, 16).double()
         forbidden = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
@@ -45,7 +43,7 @@ class TestAgainstPyTorch:
         for mine, expected in pairs:
             assert torch.allclose(mine, expected, rtol=0, atol=1e-12)
 
-    def test_padding(self) -> None:
+    def test_padding(self):
         ours, theirs = like_pytorch()
         x, lengths = torch.randn(2, 5, 16).double(), torch.tensor([5, 3])
         expected, _ = theirs(x, x, x, key_padding_mask=torch.arange(5) >= lengths[:, None])
@@ -53,7 +51,7 @@ class TestAgainstPyTorch:
 
 
 class TestOptions:
-    def test_qk_norm_makes_scores_blind_to_the_size_of_the_projections(self) -> None:
+    def test_qk_norm_makes_scores_blind_to_the_size_of_the_projections(self):
         layer = Attention(16, 4, num_kv_heads=2, qk_norm=True, norm_eps=1e-30).double()
         x = torch.randn(2, 5, 16).double()
         before = layer(x)
@@ -61,7 +59,7 @@ class TestOptions:
             layer.qkv.weight[: 6 * 4] *= 3.0  # queries and keys, not values
         assert torch.allclose(layer(x), before, rtol=0, atol=1e-12)
 
-    def test_alibi_against_a_dense_bias(self) -> None:
+    def test_alibi_against_a_dense_bias(self):
         layer, x = Attention(16, 4, mask=causal & alibi(4)).double(), torch.randn(2, 6, 16).double()
         distance = (torch.arange(6)[:, None] - torch.arange(6)[None, :]).abs()
         bias = -torch.tensor(alibi_slopes(4)).double().view(4, 1, 1) * distance
@@ -69,7 +67,7 @@ class TestOptions:
         layer.mask = causal
         assert torch.allclose(layer(x, mask=bias), expected, rtol=0, atol=1e-12)
 
-    def test_a_call_narrows_the_layer_s_rule(self) -> None:
+    def test_a_call_narrows_the_layer_s_rule(self):
         layer, x = Attention(16, 4, mask=causal), torch.randn(2, 6, 16)
         select = layer(x, mask=window(2))
         layer.mask = causal & window(2)
@@ -78,7 +76,7 @@ class TestOptions:
         assert torch.allclose(select, layer(x, mask=window(2).to_dense(6)), rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize("option", [{"scale": 0.1}, {"softcap": 1.5}, {"sinks": True}])
-    def test_options_of_attend_reach_it(self, option: dict) -> None:
+    def test_options_of_attend_reach_it(self, option):
         layer, x = Attention(16, 4, num_kv_heads=2, **option).double(), torch.randn(2, 5, 16).double()
         q, k, v = layer.qkv(x).view(2, 5, 8, 4).transpose(1, 2).split((4, 2, 2), 1)
         if "sinks" in option:
@@ -89,7 +87,7 @@ class TestOptions:
         assert torch.allclose(layer(x), layer.out(mixed.transpose(1, 2).flatten(2)), rtol=0, atol=1e-12)
         assert not torch.allclose(mixed, plain, rtol=0, atol=1e-4)
 
-    def test_rotary_counts_tokens_and_takes_positions(self) -> None:
+    def test_rotary_counts_tokens_and_takes_positions(self):
         layer = Attention(16, 4, rotary=Rotary(4), mask=causal).double()
         x = torch.randn(2, 5, 16).double()
         assert torch.equal(layer(x, positions=torch.arange(5)), layer(x))
@@ -98,7 +96,7 @@ class TestOptions:
         stretched = layer(x, positions=3 * torch.arange(5))
         assert not torch.allclose(stretched, layer(x), rtol=0, atol=1e-3)
 
-    def test_a_cache_of_the_context(self) -> None:
+    def test_a_cache_of_the_context(self):
         """The context is projected once; an empty one afterwards looks at what the cache holds."""
         layer, cache = Attention(16, 4, num_kv_heads=2).double(), KVCache()
         x, context = torch.randn(2, 3, 16).double(), torch.randn(2, 7, 16).double()
@@ -108,7 +106,7 @@ class TestOptions:
         assert torch.allclose(torch.cat((first, rest), 1), layer(x, context), rtol=0, atol=1e-12)
 
     @pytest.mark.at_length("test_dropout_drops_weights_and_keeps_their_mean")
-    def test_dropout_only_in_training(self) -> None:
+    def test_dropout_only_in_training(self):
         layer, x = Attention(16, 4, dropout=0.5), torch.randn(2, 8, 16)
         still = Attention(16, 4)
         still.load_state_dict(layer.state_dict())
@@ -117,7 +115,7 @@ class TestOptions:
         mean = torch.stack([layer.train()(x) for _ in range(600)]).mean(0)
         assert (mean - still(x)).abs().mean() < 0.03  # rescaled, so right on average
 
-    def test_an_onlooker_can_stand_in_for_attend(self) -> None:
+    def test_an_onlooker_can_stand_in_for_attend(self):
         layer, seen = Attention(16, 4, num_kv_heads=2, mask=causal), []
         real = layer.attend
 
@@ -133,7 +131,7 @@ class TestOptions:
 class TestState:
     @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # processors without bfloat16 say so
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_precision(self, dtype: torch.dtype) -> None:
+    def test_half_precision(self, dtype):
         layer = Attention(32, 4, num_kv_heads=2, rotary=Rotary(8), mask=causal, qk_norm=True).to(dtype)
         x = torch.randn(2, 9, 32).to(dtype)
         exact = copy.deepcopy(layer).double()(x.double())
@@ -143,7 +141,7 @@ class TestState:
 
 class TestGradients:
     @pytest.mark.parametrize("interleaved", share([True, False], 2))
-    def test_gradcheck(self, interleaved: bool) -> None:
+    def test_gradcheck(self, interleaved):
         layer = Attention(
             6,
             2,
@@ -165,7 +163,7 @@ class TestGradients:
 
         assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
-    def test_rows_that_may_look_at_nothing(self) -> None:
+    def test_rows_that_may_look_at_nothing(self):
         layer = Attention(16, 4, mask=causal, rotary=Rotary(4))
         x = torch.randn(2, 5, 16, requires_grad=True)
         real = torch.tensor([[False, False, True, True, True], [True] * 5])
@@ -177,7 +175,7 @@ class TestGradients:
 
 class TestEmpty:
     @pytest.mark.parametrize("make", [KVCache, lambda: WindowCache(3), lambda: SinkCache(1, 2), lambda: None])
-    def test_empty_sequences_and_batches(self, make) -> None:
+    def test_empty_sequences_and_batches(self, make):
         layer = Attention(16, 4, num_kv_heads=2, rotary=Rotary(4), mask=causal)
         with torch.no_grad():
             assert layer(torch.randn(2, 0, 16), cache=make()).shape == (2, 0, 16)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from regard import alibi, causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
@@ -12,13 +11,13 @@ from regard.layers.cache import mask_on_cached_keys
 from tests.sampling import examples
 
 
-def numbered(start: int, stop: int, batch: int = 1) -> tuple[Tensor, Tensor]:
+def numbered(start, stop, batch=1):
     """Keys that hold their own position, and values that hold minus that."""
     positions = torch.arange(start, stop, dtype=torch.float32).view(1, 1, -1, 1).expand(batch, 2, -1, 3)
     return positions, -positions[..., :2]
 
 
-def cuts(total: int, sizes: list[int]) -> list[tuple[int, int]]:
+def cuts(total, sizes):
     """`total` tokens cut into stretches of these sizes, over and over, the last as short as it must be."""
     edges, at = [], 0
     while at < total:
@@ -28,7 +27,7 @@ def cuts(total: int, sizes: list[int]) -> list[tuple[int, int]]:
     return edges
 
 
-def run(layer: Attention, x: Tensor, stretches: list[tuple[int, int]], cache: KVCache) -> Tensor:
+def run(layer, x, stretches, cache):
     with torch.no_grad():
         return torch.cat([layer(x[:, a:b], cache=cache) for a, b in stretches], 1)
 
@@ -41,9 +40,7 @@ class TestUpdate:
         st.integers(1, 60),
     )
     @settings(max_examples=examples(150), deadline=None)
-    def test_forgetful_ones_return_what_the_new_tokens_may_look_at(
-        self, first: int, size: int, sizes: list[int], total: int
-    ) -> None:
+    def test_forgetful_ones_return_what_the_new_tokens_may_look_at(self, first, size, sizes, total):
         caches = [SinkCache(first, size)] + ([WindowCache(size)] if first == 0 else [])
         for cache in caches:
             for start, stop in cuts(total, sizes):
@@ -54,7 +51,7 @@ class TestUpdate:
                 assert keys[0, 0, :, 0].tolist() == kept + list(range(start, stop))
                 assert cache.length == stop
 
-    def test_memory_is_bounded(self) -> None:
+    def test_memory_is_bounded(self):
         fixed, small = KVCache(100), WindowCache(8)
         fixed.update(*numbered(0, 1))
         assert fixed.nbytes == 2 * 100 * (3 + 2) * 4
@@ -64,7 +61,7 @@ class TestUpdate:
             assert keys.shape[2] == 8
         assert small.nbytes == 2 * 16 * (3 + 2) * 4
 
-    def test_maximum(self) -> None:
+    def test_maximum(self):
         cache = KVCache(max_length=4)
         cache.update(*numbered(0, 3))
         with pytest.raises(ValueError, match="at most max_length=4 tokens, got 3 held and 2 new"):
@@ -72,7 +69,7 @@ class TestUpdate:
         keys, _ = cache.update(*numbered(3, 4))  # the refused update left no trace
         assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 3]
 
-    def test_select_reset_and_repr(self) -> None:
+    def test_select_reset_and_repr(self):
         for cache in (KVCache(), WindowCache(3), SinkCache(1, 2)):
             k = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 2, 4, 5)
             cache.update(k, k)
@@ -89,9 +86,9 @@ class TestUpdate:
         assert repr(SinkCache(4, 128)) == "SinkCache(first=4, size=128, length=0)"
         assert repr(WindowCache(7)) == "WindowCache(size=7, length=0)"
         with pytest.raises(ValueError, match="rows: expected whole numbers"):
-            KVCache().select([0.5])  # type: ignore[list-item]
+            KVCache().select([0.5])
 
-    def test_moves(self) -> None:
+    def test_moves(self):
         cache = KVCache()
         cache.update(*numbered(0, 3))
         k, v = (x.double() for x in numbered(3, 4))
@@ -115,7 +112,7 @@ class TestUpdate:
             ),
         ],
     )
-    def test_errors(self, make, message: str) -> None:
+    def test_errors(self, make, message):
         with pytest.raises(ValueError, match=message):
             make()
 
@@ -123,7 +120,7 @@ class TestUpdate:
 KINDS = ["none", "half", "interleaved", "partial", "alibi"]
 
 
-def make_layer(kind: str, heads: int, groups: int, mask, **more) -> Attention:
+def make_layer(kind, heads, groups, mask, **more):
     rotary = {
         "half": Rotary(8),
         "interleaved": Rotary(8, interleaved=True),
@@ -146,7 +143,7 @@ class TestCachedEqualsUncached:
         rule_on_layer=st.booleans(),
     )
     @settings(max_examples=examples(120), deadline=None)
-    def test_any_layout(self, kind, layout, size, first, sizes, total, extras, rule_on_layer) -> None:
+    def test_any_layout(self, kind, layout, size, first, sizes, total, extras, rule_on_layer):
         """A forgetful cache imposes its own rule, whether or not the layer's mask has it already."""
         torch.manual_seed(1)
         x = torch.randn(2, total, 16, dtype=torch.float64)
@@ -171,12 +168,12 @@ class TestCachedEqualsUncached:
         total=st.integers(1, 24),
     )
     @settings(max_examples=examples(100), deadline=None)
-    def test_rules_that_know_positions_still_hold_after_forgetting(self, make, name, sizes, total) -> None:
+    def test_rules_that_know_positions_still_hold_after_forgetting(self, make, name, sizes, total):
         torch.manual_seed(2)
         ids = torch.randint(0, 3, (2, total)).sort(-1).values
         bias = torch.randn(2, 4, total, total, dtype=torch.float64)
 
-        def mask(start: int, stop: int):
+        def mask(start, stop):
             rules = {
                 "chunks": chunks(5),
                 "prefix": prefix(3),
@@ -198,7 +195,7 @@ class TestCachedEqualsUncached:
         assert torch.allclose(torch.cat(parts, 1), uncached, rtol=0, atol=1e-12)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_left_padding_gives_what_each_sequence_gives_alone(self, kind: str) -> None:
+    def test_left_padding_gives_what_each_sequence_gives_alone(self, kind):
         torch.manual_seed(3)
         lengths, total = [9, 4, 6], 9
         x = torch.randn(3, total, 16, dtype=torch.float64)
@@ -216,7 +213,7 @@ class TestCachedEqualsUncached:
                     assert torch.allclose(together[row, total - length :], alone, rtol=0, atol=1e-12)
             assert not together.isnan().any()  # padded queries may look at nothing
 
-    def test_padding_that_holds_nan_never_matters(self) -> None:
+    def test_padding_that_holds_nan_never_matters(self):
         torch.manual_seed(4)
         x = torch.randn(2, 6, 16, dtype=torch.float64)
         real = torch.ones(2, 6, dtype=torch.bool)
@@ -232,7 +229,7 @@ class TestCachedEqualsUncached:
 
     @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # processors without bfloat16 say so
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_precision(self, dtype: torch.dtype) -> None:
+    def test_half_precision(self, dtype):
         torch.manual_seed(5)
         layer = make_layer("half", 4, 2, causal & window(5))
         x = torch.randn(2, 20, 16, dtype=torch.float64)
@@ -246,7 +243,7 @@ class TestCachedEqualsUncached:
         assert errors[0] <= 1.5 * errors[1] + 1e-4
 
     @pytest.mark.parametrize("make", [KVCache, lambda: WindowCache(3), lambda: SinkCache(1, 3)])
-    def test_gradients_flow_through_the_cache(self, make) -> None:
+    def test_gradients_flow_through_the_cache(self, make):
         torch.manual_seed(6)
         x = torch.randn(1, 9, 16, dtype=torch.float64)
         gradients = []
@@ -267,7 +264,7 @@ class TestCachedEqualsUncached:
             gradients.append(y.grad)
         assert torch.allclose(*gradients, rtol=1e-10, atol=1e-12)
 
-    def test_beams(self) -> None:
+    def test_beams(self):
         """Reordering the batch of a cache is reordering the sequences."""
         torch.manual_seed(8)
         layer, x = make_layer("half", 4, 2, causal), torch.randn(3, 6, 16, dtype=torch.float64)

@@ -6,13 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from regard.layers import Llama3Scaling, RMSNorm, Rotary
 from tests.refusals import refused
 
 
-def turned_by_complex_numbers(x: Tensor, positions: Tensor, base: float) -> Tensor:
+def turned_by_complex_numbers(x, positions, base):
     """Interleaved rotation as multiplication by exp(i · position · base ** (−2j / width)), in float64."""
     width = x.shape[-1]
     frequencies = torch.tensor([base ** (-2 * j / width) for j in range(width // 2)], dtype=torch.float64)
@@ -21,7 +20,7 @@ def turned_by_complex_numbers(x: Tensor, positions: Tensor, base: float) -> Tens
     return torch.view_as_real(pairs * torch.exp(1j * angles)).flatten(-2)
 
 
-def to_half_split(x: Tensor) -> Tensor:
+def to_half_split(x):
     """The interleaved order of a head's numbers as the half-split one: even ones first, then odd ones."""
     return torch.cat((x[..., 0::2], x[..., 1::2]), -1)
 
@@ -32,7 +31,7 @@ def to_half_split(x: Tensor) -> Tensor:
     st.sampled_from([0, 1, 77, 5000]),
     st.sampled_from([100.0, 10000.0, 1e6]),
 )
-def test_both_conventions_against_complex_numbers(width: int, T: int, start: int, base: float) -> None:
+def test_both_conventions_against_complex_numbers(width, T, start, base):
     x = torch.randn(2, 3, T, width, dtype=torch.float64)
     truth = turned_by_complex_numbers(x, torch.arange(start, start + T), base)
     interleaved = Rotary(width, base=base, interleaved=True)(x, start)
@@ -42,13 +41,13 @@ def test_both_conventions_against_complex_numbers(width: int, T: int, start: int
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_part_of_the_width(interleaved: bool) -> None:
+def test_part_of_the_width(interleaved):
     x = torch.randn(2, 5, 10)
     turn = Rotary(4, interleaved=interleaved)
     assert torch.equal(turn(x, 3), torch.cat((turn(x[..., :4], 3), x[..., 4:]), -1))
 
 
-def test_positions_of_each_token() -> None:
+def test_positions_of_each_token():
     turn, x = Rotary(6), torch.randn(2, 3, 4, 6, dtype=torch.float64)
     assert torch.equal(turn(x, torch.arange(7, 11)), turn(x, 7))
     rows = torch.stack([torch.arange(4), torch.arange(50, 54)])
@@ -58,7 +57,7 @@ def test_positions_of_each_token() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_angles_are_not_in_half_precision(dtype: torch.dtype) -> None:
+def test_angles_are_not_in_half_precision(dtype):
     """At position 3000 a half-precision angle would be off by whole radians."""
     turn = Rotary(8).to(dtype)
     x = torch.randn(2, 5, 8, dtype=dtype)
@@ -68,14 +67,14 @@ def test_angles_are_not_in_half_precision(dtype: torch.dtype) -> None:
     assert torch.equal(turned, exact.to(dtype)) or (turned - exact).abs().max() <= 2 * torch.finfo(dtype).eps
 
 
-def test_llama_3_scaling_keeps_fast_pairs_and_slows_slow_ones() -> None:
+def test_llama_3_scaling_keeps_fast_pairs_and_slows_slow_ones():
     scaling = Llama3Scaling(factor=8.0, low=1.0, high=4.0, original_length=8192)
     wavelengths = torch.tensor([8192 / 4.5, 8192 / 4, 8192 / 2.5, 8192.0, 9000.0], dtype=torch.float64)
     ratio = scaling.scale(2 * math.pi / wavelengths) * wavelengths / (2 * math.pi)
     assert torch.allclose(ratio, torch.tensor([1, 1, 0.5 + 0.5 / 8, 1 / 8, 1 / 8], dtype=torch.float64))
 
 
-def test_tables_are_not_saved_and_follow_the_input() -> None:
+def test_tables_are_not_saved_and_follow_the_input():
     turn = Rotary(4)
     assert not turn.state_dict()
     with torch.inference_mode():
@@ -107,7 +106,7 @@ test_errors = refused(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("weights", ["same", "float32"])
-def test_formula(dtype: torch.dtype, weights: str) -> None:
+def test_formula(dtype, weights):
     norm = RMSNorm(16, eps=1e-5)
     torch.nn.init.normal_(norm.weight)
     norm.to(dtype if weights == "same" else torch.float32)

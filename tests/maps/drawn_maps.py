@@ -1,7 +1,6 @@
 """Drawn maps and spans with their dense float64 counterparts, for the tests of maps."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from tests import strategies, truth
 
 
 @pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "ROWS", 4)
     monkeypatch.setattr(tiles, "COLS", 5)
     monkeypatch.setattr(tiles, "TILE_NUMBERS", 50)
@@ -29,17 +28,17 @@ KINDS = {"attention": 1e-12, "weighted": 1e-11, "difference": 1e-11}
 """The kinds of maps, and how far their numbers may be from those of the dense matrix."""
 
 
-def normal(draw: Any, *shape: int) -> torch.Tensor:
+def normal(draw, *shape):
     made = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     return torch.randn(shape, generator=made, dtype=torch.float64)
 
 
 @st.composite
-def maps(draw: Any, most: int = 12, kind: str = "attention") -> tuple[Any, torch.Tensor, Any]:
+def maps(draw, most=12, kind="attention"):
     """A map in float64, its dense matrix by the definition, and the values and outputs that go with it."""
     n = draw(strategies.sizes(most))
 
-    def attention() -> tuple[regard.AttentionMap, torch.Tensor, Any]:
+    def attention():
         drawn, softcap = draw(strategies.masks(n)), draw(st.sampled_from([None, None, 1.5]))
         x = strategies.tensors(n, draw(st.integers(0, 2**20)), torch.float64)
         sinks = x.sinks if draw(st.booleans()) else None
@@ -49,7 +48,7 @@ def maps(draw: Any, most: int = 12, kind: str = "attention") -> tuple[Any, torch
         m = regard.attention_map(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks)
         return m, right.weights, (x, right)
 
-    def perhaps_weighted(always: bool) -> tuple[Any, torch.Tensor, Any]:
+    def perhaps_weighted(always):
         m, A, more = attention()
         if not always and draw(st.booleans()):
             return m, A, more
@@ -66,7 +65,7 @@ def maps(draw: Any, most: int = 12, kind: str = "attention") -> tuple[Any, torch
 
 
 @st.composite
-def spans(draw: Any, n: int) -> Spans:
+def spans(draw, n):
     """Spans of n positions: some without gaps, some with, equal and unequal."""
     edges = sorted(draw(st.sets(st.integers(0, n), min_size=2, max_size=n + 1)))
     pairs = list(pairwise(edges))
@@ -75,7 +74,7 @@ def spans(draw: Any, n: int) -> Spans:
     return Spans([a for a, _ in pairs], [b for _, b in pairs])
 
 
-def check_index(m: Any, A: torch.Tensor, pick: Any) -> None:
+def check_index(m, A, pick):
     """Compare a part of a map with that of its dense matrix."""
     index = []
     for size in A.shape[: pick.draw(st.integers(1, 4))]:
@@ -91,6 +90,6 @@ def check_index(m: Any, A: torch.Tensor, pick: Any) -> None:
         close(part.received(), dense.sum(-2), 1e-11)
 
 
-def close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:
+def close(found, expected, atol=1e-12):
     assert tuple(found.shape) == tuple(expected.shape)
     assert torch.allclose(found, expected, atol=atol, rtol=0)

@@ -1,7 +1,6 @@
 """Every tile, row, span and statistic of a map, weighted or a difference, is that of the dense matrix."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 @kinds
 @given(pick=st.data())
-def test_a_map_is_its_dense_matrix(kind: str, pick: Any) -> None:
+def test_a_map_is_its_dense_matrix(kind, pick):
     m, A, (x, right) = pick.draw(maps(kind=kind))
     B, H, T, S = A.shape
     same = partial(close, atol=KINDS[kind])
@@ -60,7 +59,7 @@ def test_a_map_is_its_dense_matrix(kind: str, pick: Any) -> None:
 
 @kinds
 @given(pick=st.data())
-def test_received_by_weights(kind: str, pick: Any) -> None:
+def test_received_by_weights(kind, pick):
     m, A, _ = pick.draw(maps(kind=kind))
     B, H, T, _ = A.shape
     same = partial(close, atol=KINDS[kind])
@@ -82,12 +81,12 @@ def test_received_by_weights(kind: str, pick: Any) -> None:
 
 @kinds
 @given(pick=st.data())
-def test_pool_over_any_spans_counts_and_regions(kind: str, pick: Any) -> None:
+def test_pool_over_any_spans_counts_and_regions(kind, pick):
     m, A, _ = pick.draw(maps(20, kind))
     T, S = A.shape[-2:]
     same = partial(close, atol=KINDS[kind])
 
-    def compare(found: Any, part: torch.Tensor, rows: truth.Bins, cols: truth.Bins) -> None:
+    def compare(found, part, rows, cols):
         mass, most = truth.cells(part, rows, cols)
         same(found.mass, mass)
         # Rounding decides between entries of one magnitude and two signs, so magnitudes are compared.
@@ -120,7 +119,7 @@ def test_pool_over_any_spans_counts_and_regions(kind: str, pick: Any) -> None:
     [(2, 2, 6, 3), (2, 4, 6, 3), (6, 3), (1, 1, 6, 3), (4, 6, 3), (2, 1, 6, 3), (1, 4, 6, 3)],
     ids=str,
 )
-def test_the_product_broadcasts_as_that_of_a_tensor(shape: tuple[int, ...], monkeypatch: Any) -> None:
+def test_the_product_broadcasts_as_that_of_a_tensor(shape, monkeypatch):
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8)
     m = regard.attention_map(q, k, mask=regard.causal)
     A, v = m.to_dense(), torch.randn(shape)
@@ -130,7 +129,7 @@ def test_the_product_broadcasts_as_that_of_a_tensor(shape: tuple[int, ...], monk
         assert torch.allclose(found, expected, atol=1e-6)
 
 
-def test_torch_functions_that_a_map_has_no_way_of_its_own_for_are_right() -> None:
+def test_torch_functions_that_a_map_has_no_way_of_its_own_for_are_right():
     q = torch.randn(3, 5, 4)
     m = regard.attention_map(q, q, mask=regard.causal)
     A, left, vector, deep = m.to_dense(), torch.randn(7, 5), torch.randn(5), torch.randn(2, 3, 5, 4)
@@ -140,7 +139,7 @@ def test_torch_functions_that_a_map_has_no_way_of_its_own_for_are_right() -> Non
     assert torch.allclose(torch.einsum("hqk,hkd->hqd", m, q), A @ q, atol=1e-6)
 
 
-def test_gradients_of_the_product_flow_to_the_values() -> None:
+def test_gradients_of_the_product_flow_to_the_values():
     q, k = torch.randn(2, 5, 8), torch.randn(1, 6, 8)
     m = regard.attention_map(10 * q, k, mask=regard.causal)  # one head or both in float64
     v = torch.randn(1, 6, 3, requires_grad=True)
@@ -151,7 +150,7 @@ def test_gradients_of_the_product_flow_to_the_values() -> None:
 
 
 @given(drawn=maps(20), pick=st.data())
-def test_statistics_and_a_summary_are_those_of_the_dense_matrix(drawn: Any, pick: Any) -> None:
+def test_statistics_and_a_summary_are_those_of_the_dense_matrix(drawn, pick):
     m, A, (_, right) = drawn
     T, S = A.shape[-2:]
     a = pick.draw(st.integers(0, T - 1))
@@ -170,14 +169,14 @@ def test_statistics_and_a_summary_are_those_of_the_dense_matrix(drawn: Any, pick
 
 
 @given(drawn=maps(), pick=st.data())
-def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
+def test_mass_under_any_rule(drawn, pick):
     m, A, (x, _) = drawn
     n = strategies.Sizes(*m.q.shape[:2], m.k.shape[1], *A.shape[-2:], m.q.shape[-1], x.v.shape[-1])
     rule = pick.draw(strategies.masks(n, biased=False))
     close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
 
 
-def test_one_head_is_shared_out_among_threads() -> None:
+def test_one_head_is_shared_out_among_threads():
     q = torch.randn(1, 1, 43, 4, dtype=torch.float64)
     m = regard.attention_map(q, q, mask=regard.causal)
     before = torch.get_num_threads()
@@ -197,7 +196,7 @@ def test_one_head_is_shared_out_among_threads() -> None:
 
 @pytest.mark.parametrize("dtype", share([torch.float32, torch.bfloat16, torch.float16], 2))
 @given(n=strategies.sizes(24), seed=st.integers(0, 2**20))
-def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, seed: int) -> None:
+def test_weights_err_no_more_than_pytorchs_softmax(dtype, n, seed):
     x = strategies.tensors(n, seed, dtype)
     right = truth.attention(x.q, x.k, x.v, torch.ones(n.matrix, dtype=torch.bool)).weights
     m = regard.attention_map(x.q, x.k)
@@ -215,7 +214,7 @@ def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, s
     assert truth.error(m.pool(*counts, "max"), most) <= 2 * (truth.error(their_most, most) + unit)
 
 
-def test_nan_in_keys_that_nobody_sees() -> None:
+def test_nan_in_keys_that_nobody_sees():
     q, k = torch.randn(2, 1, 6, 4), torch.randn(2, 1, 6, 4)
     k[1, :, 4:] = torch.nan
     m = regard.attention_map(q, k, mask=regard.padding([6, 4]))
@@ -231,7 +230,7 @@ def test_nan_in_keys_that_nobody_sees() -> None:
         assert torch.isfinite(found).all()
 
 
-def test_moves_and_describes_itself() -> None:
+def test_moves_and_describes_itself():
     q = torch.randn(2, 3, 5, 4)
     m = regard.attention_map(q, q, mask=regard.causal)
     assert m.shape == (2, 3, 5, 5)
@@ -284,13 +283,13 @@ test_bad_requests_say_what_was_expected = refused(
 
 
 @pytest.mark.parametrize("index", [(0, 2), (0, 0, 6), (0, 0, 0, -7), (0, 0, 0, 0, 0), (..., ...)])
-def test_an_index_out_of_range_is_an_index_error(index: Any) -> None:
+def test_an_index_out_of_range_is_an_index_error(index):
     q = torch.randn(1, 2, 6, 4)
     with pytest.raises(IndexError, match="index: expected"):
         regard.attention_map(q, q)[index]
 
 
-def test_a_tensors_method_is_answered_with_what_to_write() -> None:
+def test_a_tensors_method_is_answered_with_what_to_write():
     q = torch.randn(1, 2, 4, 8)
     m = regard.attention_map(q, q)
     with pytest.raises(AttributeError, match=r"an AttentionMap has no 'mean': write \.to_dense\(\)\.mean"):
@@ -301,7 +300,7 @@ def test_a_tensors_method_is_answered_with_what_to_write() -> None:
 
 
 @pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
-def test_large_scores_and_weights_err_no_more_than_eager_attention(size: float) -> None:
+def test_large_scores_and_weights_err_no_more_than_eager_attention(size):
     q, k = torch.randn(2, 30, 8) * torch.tensor([1.0, size]).view(2, 1, 1), torch.randn(1, 30, 8)
     right = ((q.double() * 8**-0.5) @ k.double().mT).softmax(-1)
     eager = ((q * 8**-0.5) @ k.mT).softmax(-1)
@@ -317,7 +316,7 @@ def test_large_scores_and_weights_err_no_more_than_eager_attention(size: float) 
         assert error <= 2 * their_error + 1e6 * 16 * torch.finfo(torch.float32).eps
 
 
-def test_the_maximum_of_a_cell_keeps_its_sign() -> None:
+def test_the_maximum_of_a_cell_keeps_its_sign():
     x = torch.zeros(4, 2)
     m = regard.attention_map(x, x).weighted(torch.tensor([1.0, -3.0, 2.0, -1.0]))
     assert m.pool(1, 2, "max").tolist() == [[-0.75, 0.5]]
@@ -326,7 +325,7 @@ def test_the_maximum_of_a_cell_keeps_its_sign() -> None:
     assert m.topk(2).indices[0].tolist() == [1, 2]
 
 
-def test_a_signed_map_stands_for_its_tensor_and_describes_itself() -> None:
+def test_a_signed_map_stands_for_its_tensor_and_describes_itself():
     q = torch.randn(2, 3, 5, 4)
     m = regard.attention_map(q, q, mask=regard.causal)
     weighted = m.weighted(torch.randn(5))
@@ -348,7 +347,7 @@ def test_a_signed_map_stands_for_its_tensor_and_describes_itself() -> None:
         weighted.mean()
 
 
-def test_spans_are_a_sequence_with_names() -> None:
+def test_spans_are_a_sequence_with_names():
     words = Spans([0, 5], [3, 9], ["question", "answer"])
     assert list(words) == [(0, 3, "question"), (5, 9, "answer")]
     assert words[1] == (5, 9, "answer")
@@ -360,7 +359,7 @@ def test_spans_are_a_sequence_with_names() -> None:
 
 
 @given(st.data())
-def test_membership_by_the_definition(pick: Any) -> None:
+def test_membership_by_the_definition(pick):
     n = pick.draw(st.integers(1, 20))
     drawn = pick.draw(spans(n))
     expected = [
@@ -400,7 +399,7 @@ test_bad_spans_say_what_was_expected = refused(
         ("two", 2, r"rows: expected a whole number from 1 to 6, got 'two'"),
     ],
 )
-def test_bad_rows_and_cols(rows: Any, cols: Any, says: str) -> None:
+def test_bad_rows_and_cols(rows, cols, says):
     q = torch.randn(1, 2, 6, 4)
     m = regard.attention_map(q, q)
     with pytest.raises(ValueError, match=says):

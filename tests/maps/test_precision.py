@@ -1,7 +1,6 @@
 """How exact weights are at any size of scores, and maps from the lse of other kernels."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -25,8 +24,8 @@ from tests.sampling import combine, share
     seed=st.integers(0, 2**20),
 )
 def test_whatever_a_map_gives_errs_less_than_three_times_as_much_as_eager_attention(
-    kind: str, option: str, magnitude: float, dtype: torch.dtype, D: int, T: int, seed: int
-) -> None:
+    kind, option, magnitude, dtype, D, T, seed
+):
     if dtype == torch.float16 and magnitude > 1e6:
         magnitude = 1e6  # q and k have to be finite
     torch.manual_seed(seed)
@@ -35,7 +34,7 @@ def test_whatever_a_map_gives_errs_less_than_three_times_as_much_as_eager_attent
     assert max(found.values()) < 3, found
 
 
-def test_only_heads_with_large_scores_are_computed_in_float64() -> None:
+def test_only_heads_with_large_scores_are_computed_in_float64():
     q, k = draw("unlike heads", 1e4, 20, 30, 8, torch.float32)
     assert regard.attention_map(q, k).precise.large.tolist() == [[False, True, True, True]]
     q, k = torch.randn(1, 12, 2048, 64), torch.randn(1, 12, 2048, 64)
@@ -45,7 +44,7 @@ def test_only_heads_with_large_scores_are_computed_in_float64() -> None:
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("scores", [1.0, 1e4])
-def test_a_wrong_lse_shows(scores: float, sinks: bool) -> None:
+def test_a_wrong_lse_shows(scores, sinks):
     """Rounding is mended, a mistake is not."""
     torch.manual_seed(1)
     q, k = draw("normal", scores, 20, 30, 8, torch.float32)
@@ -66,7 +65,7 @@ def test_a_wrong_lse_shows(scores: float, sinks: bool) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("T", [4, 600])
-def test_a_bias_that_is_no_number_makes_nan_of_its_row_as_in_eager_attention(bad: float, T: int) -> None:
+def test_a_bias_that_is_no_number_makes_nan_of_its_row_as_in_eager_attention(bad, T):
     q, k, v = (torch.randn(1, 2, T, 4) for _ in range(3))
     bias = torch.randn(T, T)
     bias[1, 0], bias[2, 3] = bad, bad  # the latter is hidden
@@ -94,12 +93,12 @@ MASKS = {
 }
 
 
-def _all(A: torch.Tensor, scores: torch.Tensor, *counts: int) -> tuple[torch.Tensor, ...]:
+def _all(A, scores, *counts):
     return (*truth.cells(A, *counts), *truth.statistics(A), scores.amax(-1))
 
 
 @pytest.mark.parametrize(("name", "dtype"), combine(share(MASKS, 2, turn=1), [torch.float32, torch.bfloat16]))
-def test_a_summary_errs_no_more_than_eager_attention(name: str, dtype: torch.dtype) -> None:
+def test_a_summary_errs_no_more_than_eager_attention(name, dtype):
     q, k = torch.randn(1, 2, T, 16).to(dtype), torch.randn(1, 1, S, 16).to(dtype)
     mask = MASKS[name]
     right = regard.attention_map(q.double(), k.double(), mask=mask).to_dense()
@@ -125,7 +124,7 @@ REGIONS = [(slice(0, 600), slice(900, S)), (slice(411, T), slice(0, 1111)), (sli
 
 
 @pytest.mark.parametrize(("name", "region"), combine(share(MASKS, 2), REGIONS))
-def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -> None:
+def test_a_region_is_the_same_part_of_the_dense_matrix(name, region):
     q, k = torch.randn(1, 2, T, 8, dtype=torch.float64), torch.randn(1, 2, S, 8, dtype=torch.float64)
     m = regard.attention_map(q, k, mask=MASKS[name], softcap=3.0, sinks=torch.randn(2, dtype=torch.float64))
     A = m.to_dense()[:, :, region[0], region[1]]
@@ -139,12 +138,12 @@ def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -
 aten = torch.ops.aten
 
 
-def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tensors(dtype=torch.float32):
     q, k, v = torch.randn(1, 4, 32, 16), torch.randn(1, 2, 32, 16), torch.randn(1, 2, 32, 16)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def test_flex_attention_with_grouped_heads_and_a_window() -> None:
+def test_flex_attention_with_grouped_heads_and_a_window():
     q, k, v = tensors()
     block_mask = create_block_mask(
         lambda b, h, i, j: (i >= j) & (i - j < 8), None, None, 32, 32, device="cpu"
@@ -161,7 +160,7 @@ def test_flex_attention_with_grouped_heads_and_a_window() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_pytorchs_flash_kernel_on_a_cpu(dtype: torch.dtype) -> None:
+def test_pytorchs_flash_kernel_on_a_cpu(dtype):
     q, k, v = tensors(dtype)
     output, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
     m = regard.attention_map(q, k, mask=regard.causal, lse=lse)
@@ -170,14 +169,14 @@ def test_pytorchs_flash_kernel_on_a_cpu(dtype: torch.dtype) -> None:
     assert not regard.certify(base_2, v, output, verify=True).certified
 
 
-def test_the_last_dimension_of_one_that_cudnn_has() -> None:
+def test_the_last_dimension_of_one_that_cudnn_has():
     q, k, v = tensors()
     output, lse = regard.attend(q, k, v, return_lse=True)
     assert regard.certify(regard.attention_map(q, k, lse=lse[..., None]), v, output).certified
 
 
 @pytest.mark.parametrize("mark", [torch.inf, 0.0, -torch.inf])
-def test_rows_that_see_no_key_however_a_kernel_marks_them(mark: float) -> None:
+def test_rows_that_see_no_key_however_a_kernel_marks_them(mark):
     q, k, v = tensors()
     mask = regard.rule(lambda b, h, q, k: (q >= 3) & (k <= q))
     output, lse = regard.attend(q, k, v, mask=mask, return_lse=True)
@@ -199,7 +198,7 @@ def test_rows_that_see_no_key_however_a_kernel_marks_them(mark: float) -> None:
         ((4, 32), r"got \(4, 32\)$"),
     ],
 )
-def test_another_shape_is_refused_with_how_to_mend_it(shape: tuple[int, ...], message: str) -> None:
+def test_another_shape_is_refused_with_how_to_mend_it(shape, message):
     q, k, _ = tensors()
     with pytest.raises(ValueError, match=message):
         regard.attention_map(q, k, lse=torch.zeros(shape))

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,12 +19,12 @@ from tests import strategies
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("maps")
 
 
 @given(pick=st.data(), n=strategies.sizes(6), seed=st.integers(0, 2**20))
-def test_a_saved_map_comes_back(folder: Path, pick: Any, n: Any, seed: int) -> None:
+def test_a_saved_map_comes_back(folder, pick, n, seed):
     drawn = pick.draw(strategies.masks(n))
     x = strategies.tensors(n, seed, pick.draw(st.sampled_from([torch.float64, torch.bfloat16])))
     sinks = x.sinks if pick.draw(st.booleans()) else None
@@ -46,19 +45,19 @@ def test_a_saved_map_comes_back(folder: Path, pick: Any, n: Any, seed: int) -> N
     assert [p.name for p in folder.iterdir()] == ["map.safetensors"]  # nothing is left beside it
 
 
-def test_a_known_rule_is_known_again(tmp_path: Path) -> None:
+def test_a_known_rule_is_known_again(tmp_path):
     q = torch.randn(1, 1, 4, 4)
     regard.attention_map(q, q, mask=regard.causal).save(tmp_path / "a")
     assert regard.load(tmp_path / "a").mask is regard.causal
 
 
-def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
     q = torch.randn(1, 1, 4, 4)
     path = tmp_path / "map.safetensors"
     regard.attention_map(q, q).save(path)
     before = path.read_bytes()
 
-    def interrupted(tensors: Any, filename: str, metadata: Any) -> None:
+    def interrupted(tensors, filename, metadata):
         Path(filename).write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -69,8 +68,8 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_opening_reads_no_more_than_is_looked_at(tmp_path: Path) -> None:
-    def resident() -> int:
+def test_opening_reads_no_more_than_is_looked_at(tmp_path):
+    def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     q = torch.randn(1, 32, 8192, 64)  # 64 MiB
@@ -83,7 +82,7 @@ def test_opening_reads_no_more_than_is_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [4, 40, -8])
-def test_a_truncated_file_is_refused_by_name(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_file_is_refused_by_name(tmp_path, cut):
     q = torch.randn(1, 1, 4, 4)
     path = tmp_path / "cut.safetensors"
     regard.attention_map(q, q).save(path)
@@ -92,7 +91,7 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, cut: int) -> None:
         regard.load(path)
 
 
-def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_by_name(tmp_path):
     save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"model\.safetensors: expected format"):
         regard.load(tmp_path / "model.safetensors")
@@ -117,7 +116,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
         '{"mask": {"kind": "Full"}, "scale": 1.0, "softcap": null, "axes": [true]}',
     ],
 )
-def test_a_damaged_description_is_refused_by_name(tmp_path: Path, described: str) -> None:
+def test_a_damaged_description_is_refused_by_name(tmp_path, described):
     tensors = {"q": torch.zeros(1, 1, 2, 2), "k": torch.zeros(1, 1, 2, 2), "lse": torch.zeros(1, 1, 2)}
     save_file(tensors, tmp_path / "odd", metadata={"format": storage.FORMAT, "map": described})
     with pytest.raises(ValueError, match="odd is damaged"):

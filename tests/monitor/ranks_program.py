@@ -1,7 +1,5 @@
 """Two data-parallel ranks, each with half of a batch, and a monitor on both; rank 0 also reads the whole."""
 
-from typing import Any
-
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -10,7 +8,7 @@ from tests import ranks
 from tests.auditor.small_models import GROUPED, tokens
 
 
-def main() -> None:
+def main():
     import torch
 
     rank, folder = ranks.join_group()
@@ -18,7 +16,7 @@ def main() -> None:
     model = LlamaForCausalLM(LlamaConfig(**GROUPED)).train()
     file = folder / f"rank-{rank}.jsonl"
     file.touch()
-    parallel: Any = DistributedDataParallel(model)
+    parallel = DistributedDataParallel(model)
     batch = tokens(4, 12)
     with regard.Monitor(parallel, every=1, rows=5, file=file, quiet=True) as monitor:
         for _ in range(2):

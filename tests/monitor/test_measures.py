@@ -1,12 +1,10 @@
 """The numbers of a monitor against dense attention in float64, on models of several kinds."""
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor
 
 import regard
 from regard.attention.steps import trace
@@ -16,7 +14,7 @@ from tests.auditor.small_models import GROUPED, tokens
 from tests.sampling import combine
 
 ROWS = 11
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+MODELS = {
     "Llama": ("Llama", {}),
     "Gemma 2, a soft cap": (
         "Gemma2",
@@ -26,7 +24,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral, a window": ("Mistral", {"sliding_window": 5}),
 }
 PACKED = torch.tensor([[*range(7), *range(9), *range(4)]])
-BATCHES: dict[str, dict[str, Tensor]] = {
+BATCHES = {
     "plain": {"input_ids": tokens(2, 20)},
     "packed": {"input_ids": tokens(1, 20), "position_ids": PACKED},
     "padded": {
@@ -36,7 +34,7 @@ BATCHES: dict[str, dict[str, Tensor]] = {
 }
 
 
-def make(name: str, dtype: torch.dtype) -> Any:
+def make(name, dtype):
     kind, options = MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**GROUPED | options, attn_implementation="eager")
@@ -46,9 +44,7 @@ def make(name: str, dtype: torch.dtype) -> Any:
     return model.to(dtype)
 
 
-def dense_measures(
-    m: regard.AttentionMap, dtype: torch.dtype, rows: Tensor, real: Tensor | None, documents: Tensor | None
-) -> dict[str, Tensor]:
+def dense_measures(m, dtype, rows, real, documents):
     """Every measure of every head from the dense matrix in a dtype, by its definition."""
     sinks = None if m.sinks is None else m.sinks.to(dtype)
     q, k = m.q.to(dtype), m.k.to(dtype)
@@ -64,9 +60,9 @@ def dense_measures(
     entropy = torch.special.entr(A).sum(-1)
     relative = torch.where(keys > 1, entropy / keys.clamp(min=2).log(), 1.0)
     back = rows[:, None] - torch.arange(S)
-    found: dict[str, Tensor] = {}
+    found = {}
 
-    def mean(x: Tensor) -> Tensor:
+    def mean(x):
         return (x * counts).sum((0, 2)) / counts.sum((0, 2))
 
     found["max_score"] = s.amax(-1).masked_fill(~counts, -torch.inf).amax((0, 2))
@@ -96,9 +92,7 @@ def dense_measures(
     [(*case, dtype) for case, dtype in combine(product(MODELS, BATCHES), [torch.float32, torch.bfloat16])],
     ids=str,
 )
-def test_numbers_err_at_most_twice_as_much_as_eager_attention(
-    name: str, batch: str, dtype: torch.dtype
-) -> None:
+def test_numbers_err_at_most_twice_as_much_as_eager_attention(name, batch, dtype):
     model, arguments = make(name, dtype), BATCHES[batch] | {"use_cache": False}
     with regard.Monitor(model, rows=ROWS, quiet=True, alarm=lambda sentence: None) as monitor:
         model(**arguments)
@@ -133,7 +127,7 @@ def test_numbers_err_at_most_twice_as_much_as_eager_attention(
 
 
 @pytest.mark.parametrize(("T", "rows"), [(1, 256), (7, 3), (1000, 256), (256, 256), (0, 4)])
-def test_rows_are_spread_and_rotate(T: int, rows: int) -> None:
+def test_rows_are_spread_and_rotate(T, rows):
     chosen = [choose_rows(T, rows, turn) for turn in range(400)]
     for some in chosen:
         assert len(some) == min(rows, T) == len(some.unique())

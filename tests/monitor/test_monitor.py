@@ -2,8 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,16 +22,16 @@ from tests.sampling import share
 STEPS = 7
 
 
-def llama(**changes: Any) -> LlamaForCausalLM:
+def llama(**changes):
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**GROUPED | changes)).train()
 
 
-def train(model: Any, monitor: regard.Monitor | None, steps: int = STEPS, batches: int = 1) -> list[Any]:
+def train(model, monitor, steps=STEPS, batches=1):
     """Train a model on drawn batches; its losses, and its weights at the end."""
     original = getattr(model, "_orig_mod", model)
     optimizer = torch.optim.SGD(original.parameters(), lr=0.1)
-    results: list[Any] = []
+    results = []
     for step in range(steps):
         for batch in range(batches):
             ids = tokens(2, 12, seed=10 * step + batch)
@@ -47,13 +45,13 @@ def train(model: Any, monitor: regard.Monitor | None, steps: int = STEPS, batche
     return [*results, *(x.detach().clone() for x in original.parameters())]
 
 
-def same(ours: list[Any], theirs: list[Any]) -> bool:
+def same(ours, theirs):
     pairs = zip(ours, theirs, strict=True)
     return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
 
 @pytest.mark.parametrize("way", ["plain", "dropout", "checkpointing", "mixed precision", "accumulation"])
-def test_losses_and_gradients_have_the_same_bits(way: str) -> None:
+def test_losses_and_gradients_have_the_same_bits(way):
     found = []
     for listens in (False, True):
         model = llama(attention_dropout=0.2 if way == "dropout" else 0.0)
@@ -75,15 +73,15 @@ def test_losses_and_gradients_have_the_same_bits(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", share(["compile(model)", "model.compile()"], 2))
-def test_a_compiled_model_is_heard_and_runs_compiled_on_other_steps(way: str) -> None:
+def test_a_compiled_model_is_heard_and_runs_compiled_on_other_steps(way):
     graphs = 0
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph, inputs):
         nonlocal graphs
         graphs += 1
         return graph.forward
 
-    model: Any = llama()
+    model = llama()
     if way == "model.compile()":
         model.compile(backend=backend)
     else:
@@ -95,7 +93,7 @@ def test_a_compiled_model_is_heard_and_runs_compiled_on_other_steps(way: str) ->
     assert graphs
 
 
-def test_evaluation_between_steps_is_not_the_training() -> None:
+def test_evaluation_between_steps_is_not_the_training():
     model = llama()
     with regard.Monitor(model, every=1, quiet=True) as monitor:
         model.eval()
@@ -110,7 +108,7 @@ def test_evaluation_between_steps_is_not_the_training() -> None:
     assert [record.tokens for record in monitor.history.records] == [(1, 7)]
 
 
-def test_layers_take_turns() -> None:
+def test_layers_take_turns():
     model = llama(num_hidden_layers=5)
     with regard.Monitor(model, every=1, layers=2, quiet=True) as monitor:
         train(model, monitor, steps=5)
@@ -120,12 +118,12 @@ def test_layers_take_turns() -> None:
         train(model, monitor, steps=1)
     assert monitor.history.layers == ["3"]
     (record,) = monitor.history.records
-    assert record.layers[3] is record.layers["3"]  # type: ignore[index]
+    assert record.layers[3] is record.layers["3"]
     with pytest.raises(KeyError, match="layer 0 was not read at this step, which read 3"):
-        record.layers[0]  # type: ignore[index]
+        record.layers[0]
 
 
-def test_attention_in_ones_own_code_is_heard() -> None:
+def test_attention_in_ones_own_code_is_heard():
     model = PlainGPT().train()
     with regard.Monitor(model, quiet=True) as monitor:
         model(tokens(2, 12), document_ids=torch.tensor([[0] * 5 + [1] * 7] * 2))
@@ -134,9 +132,9 @@ def test_attention_in_ones_own_code_is_heard() -> None:
     assert all(x == 0.0 for layer in record.layers.values() for x in layer.values["across"])
 
 
-def test_documents_that_leak_raise_an_alarm() -> None:
+def test_documents_that_leak_raise_an_alarm():
     model = PlainGPT("documents").train()
-    sentences: list[str] = []
+    sentences = []
     with regard.Monitor(model, every=1, quiet=True, alarm=sentences.append) as monitor:
         for _ in range(3):
             model(tokens(2, 12), document_ids=torch.tensor([[0] * 5 + [1] * 7] * 2))
@@ -151,8 +149,8 @@ def test_documents_that_leak_raise_an_alarm() -> None:
         model(tokens(2, 12), document_ids=torch.tensor([[0] * 5 + [1] * 7] * 2))
 
 
-def record(step: int, **values: Any) -> StepRecord:
-    numbers: dict[str, Any] = {name: [1.0, 1.0] for name in MEASURES}
+def record(step, **values):
+    numbers = {name: [1.0, 1.0] for name in MEASURES}
     numbers |= {"across": [None, None], "padding": [0.0, 0.0]}
     certified = values.pop("certified", True)
     layer = HeardLayer("a", certified, "why", numbers | values)
@@ -171,9 +169,7 @@ def record(step: int, **values: Any) -> StepRecord:
         ({}, torch.float32, None),
     ],
 )
-def test_alarms_compare_with_the_first_reading_and_come_once(
-    values: dict[str, Any], dtype: torch.dtype, words: str | None
-) -> None:
+def test_alarms_compare_with_the_first_reading_and_come_once(values, dtype, words):
     alarms = Alarms(Thresholds())
     assert alarms.hear(record(0), {"0": dtype}) == []
     found = alarms.hear(record(9, **values), {"0": dtype})
@@ -186,7 +182,7 @@ def test_alarms_compare_with_the_first_reading_and_come_once(
     assert alarms.hear(record(10, **values), {"0": dtype}) == []
 
 
-def test_the_history_is_a_table_and_its_file_survives_a_kill(tmp_path: Path) -> None:
+def test_the_history_is_a_table_and_its_file_survives_a_kill(tmp_path):
     file, model = tmp_path / "attention.jsonl", llama()
     with regard.Monitor(model, every=2, rows=4, file=file, quiet=True) as monitor:
         train(model, monitor, steps=3)
@@ -221,14 +217,14 @@ def test_the_history_is_a_table_and_its_file_survives_a_kill(tmp_path: Path) -> 
         (("entropy", 0, 9), "head: expected a head of layer 0"),
     ):
         with pytest.raises(ValueError, match=words):
-            history.series(*arguments)  # type: ignore[arg-type]
+            history.series(*arguments)
 
 
-def test_what_cannot_be_heard_is_said_once_and_training_goes_on() -> None:
+def test_what_cannot_be_heard_is_said_once_and_training_goes_on():
     class Skipping(PlainGPT):
         """Its blocks do not run."""
 
-        def forward(self, idx: Tensor, *rest: Any, **more: Any) -> Any:
+        def forward(self, idx, *rest, **more):
             return self.head(self.tokens(idx))
 
     model = Skipping().train()
@@ -245,7 +241,7 @@ def test_what_cannot_be_heard_is_said_once_and_training_goes_on() -> None:
     assert not monitor.history.records
 
 
-def test_a_loop_that_forgets_the_block_or_the_steps_is_told() -> None:
+def test_a_loop_that_forgets_the_block_or_the_steps_is_told():
     model = llama()
     monitor = regard.Monitor(model, every=1, quiet=True)
     assert "with monitor:" in str(monitor.history)
@@ -266,12 +262,12 @@ def test_a_loop_that_forgets_the_block_or_the_steps_is_told() -> None:
         ({"alarm": "shout"}, 'alarm: expected "warn", "raise" or a function'),
     ],
 )
-def test_bad_arguments(options: dict[str, Any], words: str) -> None:
+def test_bad_arguments(options, words):
     with pytest.raises(ValueError, match=words):
         regard.Monitor(llama(), **options)
 
 
-def test_readings_of_data_parallel_ranks_are_joined(tmp_path: Path) -> None:
+def test_readings_of_data_parallel_ranks_are_joined(tmp_path):
     with ranks.started("tests.monitor.ranks_program", 2, tmp_path) as processes:
         errors = [process.communicate(timeout=ranks.LIMIT)[1] for process in processes]
         assert [process.returncode for process in processes] == [0, 0], errors
@@ -289,12 +285,12 @@ def test_readings_of_data_parallel_ranks_are_joined(tmp_path: Path) -> None:
                     assert numbers == pytest.approx(expected, rel=1e-4, abs=1e-6), measure
 
 
-def test_a_model_without_attention_is_refused_at_once() -> None:
+def test_a_model_without_attention_is_refused_at_once():
     with pytest.raises(ValueError, match="model: expected one with attention that capture recognises"):
         regard.Monitor(nn.Sequential(nn.Linear(4, 4)))
 
 
-def test_a_run_that_is_never_heard_is_told_why() -> None:
+def test_a_run_that_is_never_heard_is_told_why():
     model, ids = llama().eval(), tokens(1, 8)
     with regard.Monitor(model, every=2, quiet=True) as monitor:
         model(ids)
@@ -309,7 +305,7 @@ def test_a_run_that_is_never_heard_is_told_why() -> None:
     assert not monitor.history.records
 
 
-def test_numbers_that_are_not_finite_raise_an_alarm() -> None:
+def test_numbers_that_are_not_finite_raise_an_alarm():
     model, ids = llama(attention_dropout=0.1).train(), tokens(1, 8)
     with regard.Monitor(model, every=1, quiet=True, alarm=[].append) as monitor:
         model(ids)
@@ -321,12 +317,12 @@ def test_numbers_that_are_not_finite_raise_an_alarm() -> None:
     assert [alarm for alarm in monitor.history.alarms if "NaN or infinite" in alarm]
 
 
-def heard(step: int, key: str, scores: list[float | None], run: str = "second") -> StepRecord:
+def heard(step, key, scores, run="second"):
     layer = HeardLayer(f"layers.{key}", True, "", {"max_score": scores, "across": [None] * len(scores)})
     return StepRecord(step, (0, 9, 10), (1, 10), HeardLayers({key: layer}), run=run)
 
 
-def test_layers_that_take_turns_have_a_place_at_every_step(tmp_path: Path) -> None:
+def test_layers_that_take_turns_have_a_place_at_every_step(tmp_path):
     path = tmp_path / "attention.jsonl"
     for record in (
         heard(5, "0", [9.0, 9.0], run="first"),
@@ -342,7 +338,7 @@ def test_layers_that_take_turns_have_a_place_at_every_step(tmp_path: Path) -> No
     assert list(found["batch"]) == ["largest_score"]  # nothing is known of documents
 
 
-def test_a_long_history_is_thinned_and_an_empty_one_refused(tmp_path: Path) -> None:
+def test_a_long_history_is_thinned_and_an_empty_one_refused(tmp_path):
     path = tmp_path / "long.jsonl"
     for step in range(200):
         append_lines(path, [heard(step, "0", [float(step)]).line()])

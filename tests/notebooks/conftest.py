@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from tests.browser import chromium
 
@@ -25,7 +24,7 @@ expect.set_options(timeout=60_000)  # a notebook takes its time
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser():
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=chromium.find(), args=chromium.arguments())
         yield running
@@ -33,11 +32,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., str]]:
+def start(tmp_path):
     """Starts a notebook's server as a module of Python; gives its origin. It ends with the test."""
-    running: list[subprocess.Popen[bytes]] = []
+    running = []
 
-    def run(*command: str) -> str:
+    def run(*command):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         folders = {name: str(tmp_path / name) for name in FOLDERS}
@@ -71,12 +70,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[[str, str], Page]]:
+def open_page(browser):
     """Opens an address of a notebook. Requests to any other server, on this machine too, are refused."""
     context = browser.new_context(viewport={"width": 1440, "height": 1000})
     context.set_default_timeout(60_000)
 
-    def visit(origin: str, path: str) -> Page:
+    def visit(origin, path):
         context.route("**/*", lambda route: _pass_on(route, origin))
         page = context.new_page()
         page.goto(origin + path)
@@ -86,7 +85,7 @@ def open_page(browser: Browser) -> Iterator[Callable[[str, str], Page]]:
     context.close()
 
 
-def _pass_on(route: object, origin: str) -> None:
-    address = route.request.url  # type: ignore[attr-defined]
+def _pass_on(route, origin):
+    address = route.request.url
     is_own = address.startswith((f"{origin}/", "data:", "blob:"))
-    route.continue_() if is_own else route.abort()  # type: ignore[attr-defined]
+    route.continue_() if is_own else route.abort()

@@ -1,11 +1,9 @@
 """The widget in JupyterLab, with a kernel that cannot listen on a port; outputs that nobody trusts."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import nbformat
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.captures import captured
 
@@ -30,26 +28,24 @@ CELLS = (
 )
 
 
-def write_notebook(path: Path, cells: list[nbformat.NotebookNode]) -> None:
+def write_notebook(path, cells):
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, path)
 
 
-def execute(page: Page, command: str) -> None:
+def execute(page, command):
     """Executes a command of JupyterLab without waiting for its end, as a click does."""
     page.wait_for_function("name => window.jupyterapp?.commands.hasCommand(name)", arg=command)
     page.evaluate("name => { window.jupyterapp.commands.execute(name); }", command)
 
 
-def wait_for_kernel(page: Page) -> None:
+def wait_for_kernel(page):
     kernel = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
     page.wait_for_function(f"() => {kernel}?.status === 'idle' && {kernel}.connectionStatus === 'connected'")
 
 
-def test_the_widget_needs_no_port_is_in_step_and_says_when_the_kernel_is_gone(
-    start: Callable[..., str], open_page: Callable[[str, str], Page], tmp_path: Path
-) -> None:
+def test_the_widget_needs_no_port_is_in_step_and_says_when_the_kernel_is_gone(start, open_page, tmp_path):
     write_notebook(tmp_path / "a.ipynb", [nbformat.v4.new_code_cell(text) for text in CELLS])
     origin = start("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={tmp_path}")
     page = open_page(origin, "/lab/tree/a.ipynb")
@@ -72,9 +68,7 @@ def test_the_widget_needs_no_port_is_in_step_and_says_when_the_kernel_is_gone(
     expect(frame.get_by_role("alert")).to_contain_text("The kernel was stopped or restarted")
 
 
-def test_a_notebook_that_is_not_trusted_shows_the_picture_and_the_sentence(
-    start: Callable[..., str], open_page: Callable[[str, str], Page], tmp_path: Path
-) -> None:
+def test_a_notebook_that_is_not_trusted_shows_the_picture_and_the_sentence(start, open_page, tmp_path):
     from regard.show.viewer import InlinePage
 
     seen = captured(16)

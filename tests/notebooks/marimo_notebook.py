@@ -1,10 +1,8 @@
 """The widget in marimo: what the reader selects runs the cells that depend on it."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 NOTEBOOK = """
 import marimo
@@ -38,9 +36,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_widget_is_in_step_with_a_marimo_notebook(
-    start: Callable[..., str], open_page: Callable[[str, str], Page], tmp_path: Path
-) -> None:
+def test_the_widget_is_in_step_with_a_marimo_notebook(start, open_page, tmp_path):
     path = tmp_path / "notebook.py"
     path.write_text(NOTEBOOK)
     origin = start("marimo", "run", str(path), "--headless", "--no-token")

@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -51,7 +50,7 @@ assert PROPERTY_TESTS["rows-sum-to-one"].codes
 
 
 # What needs more says what to install.
-def complaint(ask: Callable[[], object]) -> str:
+def complaint(ask):
     try:
         ask()
     except ImportError as error:

@@ -11,12 +11,9 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable
-from email.message import Message
 from email.parser import Parser
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -30,7 +27,7 @@ LIBRARY_ONLY = Path(__file__).parent / "library_only.py"
 WITH_APP = Path(__file__).parent / "with_app.py"
 
 
-def run(*command: object, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(*command, folder, code=0):
     """Run a command away from the source tree, and check how it ends."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
@@ -42,7 +39,7 @@ def run(*command: object, folder: Path, code: int = 0) -> subprocess.CompletedPr
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(tmp_path_factory):
     """The source distribution of a copy of the files that git knows or would add."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("sdist")
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", folder=ROOT).stdout
@@ -56,7 +53,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path) -> Path:
+def wheel(sdist):
     """The wheel, built from the source distribution without a network."""
     out = sdist.parent
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -67,14 +64,14 @@ def wheel(sdist: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def about(wheel: Path) -> Message:
+def about(wheel):
     """The wheel's metadata."""
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
         return Parser().parsestr(opened.read(name).decode())
 
 
-def required(about: Message, extra: str = "") -> set[str]:
+def required(about, extra=""):
     """The names of what the wheel asks for: always, or for an extra as well."""
     requirements = map(Requirement, about.get_all("Requires-Dist", []))
     return {
@@ -84,9 +81,9 @@ def required(about: Message, extra: str = "") -> set[str]:
     }
 
 
-def with_dependencies(names: Iterable[str]) -> dict[str, metadata.Distribution]:
+def with_dependencies(names):
     """Distributions of this Python by name, with everything that they ask for."""
-    found: dict[str, metadata.Distribution] = {}
+    found = {}
     waiting = [(name, "") for name in names]
     seen = set()
     while waiting:
@@ -101,7 +98,7 @@ def with_dependencies(names: Iterable[str]) -> dict[str, metadata.Distribution]:
     return found
 
 
-def link(names: Iterable[str], folder: Path) -> None:
+def link(names, folder):
     """Link the packages of distributions into a folder."""
     folder.mkdir(exist_ok=True)
     for distribution in with_dependencies(names).values():
@@ -114,7 +111,7 @@ def link(names: Iterable[str], folder: Path) -> None:
 class Environment:
     """A virtual environment with the wheel in it, and with the packages that it was given."""
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
+    def __init__(self, folder, wheel):
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", folder=folder)
         self.folder, self.python = folder, folder / "venv" / "bin" / "python"
         (site,) = (folder / "venv").glob("lib/python*/site-packages")
@@ -122,15 +119,15 @@ class Environment:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python]
         run(*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel, folder=folder)
 
-    def give(self, requirements: Iterable[str]) -> None:
+    def give(self, requirements):
         link(requirements, self.folder / "packages")
 
-    def regard(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def regard(self, *arguments, code=0):
         """The command `regard`, as it was installed."""
         return run(self.python.parent / "regard", *arguments, folder=self.folder, code=code)
 
 
-def test_what_is_in_it(sdist: Path, wheel: Path) -> None:
+def test_what_is_in_it(sdist, wheel):
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
         licences = {
@@ -157,7 +154,7 @@ def test_what_is_in_it(sdist: Path, wheel: Path) -> None:
     assert "CC BY-SA 4.0" in licences["NOTICE"]
 
 
-def test_the_sizes_are_those_that_the_documentation_states(sdist: Path, wheel: Path) -> None:
+def test_the_sizes_are_those_that_the_documentation_states(sdist, wheel):
     page = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
     stated = dict(re.findall(r"^\| (.*?) \| ([\d.]+) MB", page, re.MULTILINE))
     with zipfile.ZipFile(wheel) as opened:
@@ -176,7 +173,7 @@ def test_the_sizes_are_those_that_the_documentation_states(sdist: Path, wheel: P
         assert abs(size / 1e6 - float(megabytes)) < 0.3, what
 
 
-def test_what_it_asks_for(about: Message) -> None:
+def test_what_it_asks_for(about):
     assert about["License-Expression"] == "Apache-2.0 AND CC-BY-4.0 AND CC-BY-SA-4.0"
     plain = {"torch", "numpy", "safetensors", "filelock"}  # the last comes with the first
     assert required(about) == plain
@@ -198,7 +195,7 @@ def test_what_it_asks_for(about: Message) -> None:
 
 
 @pytest.mark.at_length("test_what_is_in_it")
-def test_it_works_in_a_clean_environment(wheel: Path, about: Message, tmp_path: Path) -> None:
+def test_it_works_in_a_clean_environment(wheel, about, tmp_path):
     environment = Environment(tmp_path, wheel)
 
     # The library needs torch, NumPy and safetensors only.
@@ -220,25 +217,25 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 WORKFLOWS = ROOT / ".github" / "workflows"
 
 
-def test_the_citation_names_this_version() -> None:
+def test_the_citation_names_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert str(citation["version"]) == regard.__version__
     assert citation["license"] == "Apache-2.0"
 
 
-def test_the_licence_of_the_model_in_the_box_is_said_everywhere() -> None:
+def test_the_licence_of_the_model_in_the_box_is_said_everywhere():
     assert PROJECT["license"] == "Apache-2.0 AND CC-BY-4.0 AND CC-BY-SA-4.0"
     for path in (INCLUDED_MODEL / "README.md", ROOT / "NOTICE", ROOT / "README.md"):
         assert "CC BY-SA 4.0" in path.read_text(encoding="utf-8"), path
 
 
-def workflow(name: str) -> tuple[str, dict[Any, Any]]:
+def workflow(name):
     """The text of a workflow, and what it says."""
     text = (WORKFLOWS / name).read_text(encoding="utf-8")
     return text, yaml.safe_load(text)
 
 
-def test_a_release_needs_no_password_and_is_of_this_version() -> None:
+def test_a_release_needs_no_password_and_is_of_this_version():
     text, release = workflow("release.yml")
     assert release[True] == {"push": {"tags": ["v*"]}}  # YAML reads the key `on` as true
     assert release["permissions"] == {"contents": "read"}
@@ -255,7 +252,7 @@ def test_a_release_needs_no_password_and_is_of_this_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
-def test_workflows_name_what_is_there(name: str) -> None:
+def test_workflows_name_what_is_there(name):
     text, jobs = workflow(name)
     steps = [step for job in jobs["jobs"].values() for step in job["steps"]]
     assert all(("run" in step) != ("uses" in step) for step in steps)

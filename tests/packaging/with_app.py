@@ -20,13 +20,13 @@ assert "layer" in str(seen.heads())
 seen.show(open=False, block=False).close()
 
 
-def command(*words: str) -> tuple[object, str]:
+def command(*words):
     """The exit code of a command, and what it prints in one line."""
     sys.argv = ["regard", *words]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             main()
-            code: object = 0
+            code = 0
         except SystemExit as end:
             code = end.code
     return code, " ".join(printed.getvalue().split())

@@ -4,24 +4,20 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import matplotlib.image
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 import regard
-from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan, Pictures
+from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan
 from regard.pictures.picture import MAX_SIDE, Normalisation, display_pixels
-from regard.recorder import Capture
 from regard.support.png import SIGNATURE, decode_png, encode_png
 from scripts import digits_vit
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -31,38 +27,30 @@ SIZES: dict[str, Any] = {
 WIDE = SIZES | {"intermediate_size": 16}
 
 
-def a_photo(height: int = 24, width: int = 24, seed: int = 0) -> Tensor:
+def a_photo(height=24, width=24, seed=0):
     """Pixels from 0 to 1, (3, height, width)."""
     return torch.rand(3, height, width, generator=torch.Generator().manual_seed(seed))
 
 
-def normalised(x: Tensor, mean: float = 0.5, std: float = 0.5) -> Tensor:
+def normalised(x, mean=0.5, std=0.5):
     return (x - mean) / std
 
 
-def build(name: str, **settings: Any) -> Any:
+def build(name, **settings):
     torch.manual_seed(0)
     return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings)).eval()
 
 
-def seen_by(model: nn.Module, **inputs: Any) -> Capture:
+def seen_by(model, **inputs):
     return regard.capture(model, inputs=inputs)
 
 
-def layout_of(seen: Capture, key: int | str, entry: int = 0) -> PatchLayout:
-    """The layout of a layer's keys, which is known."""
-    assert seen.pictures is not None
-    layout = seen.pictures.layout(key, "keys", entry)
-    assert layout is not None
-    return layout
+def layout_of(seen, key, entry=0):
+    """The layout of a layer's keys."""
+    return seen.pictures.layout(key, "keys", entry)
 
 
-def pictures_of(seen: Capture) -> Pictures:
-    assert seen.pictures is not None
-    return seen.pictures
-
-
-TOWERS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+TOWERS = {
     "ViT": ("ViT", WIDE, ["CLS"]),
     "DINOv2 with registers": (
         "Dinov2WithRegisters",
@@ -76,18 +64,18 @@ TOWERS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("family", TOWERS)
-def test_a_tower_shows_its_patches_and_names_what_stands_before_them(family: str) -> None:
+def test_a_tower_shows_its_patches_and_names_what_stands_before_them(family):
     name, settings, prefix = TOWERS[family]
     photo = a_photo()
     seen = seen_by(build(name, **settings), pixel_values=normalised(photo)[None])
-    layout, pictures = layout_of(seen, 0), pictures_of(seen)
+    layout, pictures = layout_of(seen, 0), seen.pictures
     names = [layout.name(token) for token in range(seen[0].shape[-1])]
     assert names == [*prefix, *(f"row {row}, column {col}" for row in (1, 2, 3) for col in (1, 2, 3))]
     assert seen.ids_of(seen.layers[0]) is None
     assert (pictures[0].height, pictures[0].width) == (24, 24)
 
 
-def test_swins_windows_are_parts_of_the_picture() -> None:
+def test_swins_windows_are_parts_of_the_picture():
     """The weights of a window are found again where its places say, also of one that is shifted."""
     settings = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2], "num_heads": [2]}
     model = build("Swin", **settings, window_size=4)
@@ -101,13 +89,13 @@ def test_swins_windows_are_parts_of_the_picture() -> None:
         assert sorted(place for window in windows for place in window) == list(range(64))
 
 
-def test_a_grid_is_found_for_other_sizes_of_picture_and_each_of_a_batch() -> None:
+def test_a_grid_is_found_for_other_sizes_of_picture_and_each_of_a_batch():
     photos = torch.stack([a_photo(40, 24, seed) for seed in range(2)])
     model = build("ViT", **WIDE)
     seen = regard.capture(
         model, inputs={"pixel_values": normalised(photos), "interpolate_pos_encoding": True}
     )
-    pictures = pictures_of(seen)
+    pictures = seen.pictures
     for entry, photo in enumerate(photos):
         assert layout_of(seen, 0, entry).spans[0][:4] == (entry, 1, 5, 3)
         shown = pictures[entry].pixels.permute(2, 0, 1) / 255
@@ -116,7 +104,7 @@ def test_a_grid_is_found_for_other_sizes_of_picture_and_each_of_a_batch() -> Non
     assert "ViT" in pictures.about
 
 
-LANGUAGE: dict[str, Any] = {
+LANGUAGE = {
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_hidden_layers": 1,
@@ -128,7 +116,7 @@ IMAGE = 50  # the id of an image token
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
-def llava() -> Any:
+def llava():
     torch.manual_seed(0)
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(**WIDE),
@@ -139,7 +127,7 @@ def llava() -> Any:
     return transformers.LlavaForConditionalGeneration(config).eval()
 
 
-def paligemma() -> Any:
+def paligemma():
     torch.manual_seed(0)
     vision = transformers.SiglipVisionConfig(**WIDE, projection_dim=16).to_dict()
     text = transformers.GemmaConfig(**LANGUAGE, head_dim=8).to_dict()
@@ -151,13 +139,13 @@ def paligemma() -> Any:
 
 
 @pytest.mark.parametrize(("model", "before"), [(llava, 3), (paligemma, 0)])
-def test_image_tokens_of_a_text_are_patches(model: Callable[[], Any], before: int) -> None:
+def test_image_tokens_of_a_text_are_patches(model, before):
     ids = torch.tensor([[1, 2, 3][:before] + [IMAGE] * 9 + [4, 5, 6]])
     inputs = {"pixel_values": normalised(a_photo())[None], "input_ids": ids}
     if model is paligemma:
         inputs["token_type_ids"] = torch.zeros_like(ids)
     seen = regard.capture(model(), inputs=inputs)
-    layout, pictures = layout_of(seen, "language_model.0"), pictures_of(seen)
+    layout, pictures = layout_of(seen, "language_model.0"), seen.pictures
     assert [layout.name(token) for token in range(ids.shape[1])] == [
         *[None] * before,
         *(f"row {row}, column {col}" for row in (1, 2, 3) for col in (1, 2, 3)),
@@ -170,7 +158,7 @@ def test_image_tokens_of_a_text_are_patches(model: Callable[[], Any], before: in
     assert "neighbours" not in scores
 
 
-def test_two_pictures_of_one_text_are_told_apart() -> None:
+def test_two_pictures_of_one_text_are_told_apart():
     ids = torch.tensor([[1, *[IMAGE] * 9, 2, *[IMAGE] * 9, 3]])
     pixels = normalised(torch.stack([a_photo(), a_photo(seed=1)]))
     seen = regard.capture(llava(), inputs={"pixel_values": pixels, "input_ids": ids})
@@ -179,7 +167,7 @@ def test_two_pictures_of_one_text_are_told_apart() -> None:
     assert layout.name(11) == "picture 2, row 1, column 1"
 
 
-def test_qwen2_vl_puts_its_patches_together_to_the_picture_that_was_cut() -> None:
+def test_qwen2_vl_puts_its_patches_together_to_the_picture_that_was_cut():
     torch.manual_seed(0)
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "mlp_ratio": 1}
     rope = {"type": "mrope", "mrope_section": [1, 1, 2]}
@@ -200,7 +188,7 @@ def test_qwen2_vl_puts_its_patches_together_to_the_picture_that_was_cut() -> Non
     ids = torch.tensor([[1, 51, *[IMAGE] * 6, 52, 4]])
     inputs = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 6]])}
     seen = regard.capture(model, inputs=inputs | {"mm_token_type_ids": (ids == IMAGE).long()})
-    shown = pictures_of(seen)[0].pixels.permute(2, 0, 1) / 255
+    shown = seen.pictures[0].pixels.permute(2, 0, 1) / 255
     torch.testing.assert_close(shown, photo, atol=0.6 / 255, rtol=0)
     tower, text = (layout_of(seen, key) for key in ("visual.0", "language_model.0"))
     assert [tower.name(token) for token in (0, 1, 2, 4)] == [
@@ -215,23 +203,22 @@ def test_qwen2_vl_puts_its_patches_together_to_the_picture_that_was_cut() -> Non
 class OwnVision(nn.Module):
     """Attention over patches that it is handed, with one token before them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
 
-    def forward(self, patches: Tensor) -> Tensor:
+    def forward(self, patches):
         x = torch.cat([patches.mean(1, keepdim=True), patches], 1)
-        out: Tensor = self.attention(x, x, x, need_weights=False)[0]
-        return out
+        return self.attention(x, x, x, need_weights=False)[0]
 
 
-def test_an_own_module_is_told_its_patches_and_its_picture() -> None:
+def test_an_own_module_is_told_its_patches_and_its_picture():
     photo = a_photo(8, 12)
     patches = regard.pictures.Patches(rows=2, cols=3, prefix=["CLS"], picture=photo)
     seen = regard.capture(OwnVision().eval(), inputs=(torch.randn(1, 6, 12),), patches=patches)
     layout = layout_of(seen, 0)
     assert [layout.name(token) for token in (0, 1, 6)] == ["CLS", "row 1, column 1", "row 2, column 3"]
-    assert "as the model read them" in pictures_of(seen).about
+    assert "as the model read them" in seen.pictures.about
     other = regard.pictures.Patches(rows=3, cols=3, prefix=["CLS"], picture=photo)
     assert regard.capture(OwnVision(), inputs=(torch.randn(1, 6, 12),), patches=other).pictures is None
 
@@ -247,12 +234,12 @@ def test_an_own_module_is_told_its_patches_and_its_picture() -> None:
         ({"picture": torch.zeros(2, 4, 4)}, "picture: expected pixels"),
     ],
 )
-def test_what_cannot_be_patches_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_patches_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         regard.pictures.Patches(**arguments)
 
 
-def test_colours_are_never_claimed_where_they_cannot_be_right() -> None:
+def test_colours_are_never_claimed_where_they_cannot_be_right():
     half = Normalisation((0.5,) * 3, (0.5,) * 3, "a processor does")
     photo = a_photo()
     assert "as a processor does" in display_pixels(normalised(photo), half).about
@@ -265,7 +252,7 @@ def test_colours_are_never_claimed_where_they_cannot_be_right() -> None:
     display_pixels(torch.full((3, 4, 4), torch.nan))  # whatever a model is given
 
 
-def test_a_png_is_what_others_read_and_only_our_own_is_read_back() -> None:
+def test_a_png_is_what_others_read_and_only_our_own_is_read_back():
     pixels = torch.randint(0, 256, (5, 7, 3), dtype=torch.uint8)
     data = encode_png(pixels.numpy())
     read = torch.from_numpy(matplotlib.image.imread(io.BytesIO(data), format="png"))
@@ -285,23 +272,22 @@ def test_a_png_is_what_others_read_and_only_our_own_is_read_back() -> None:
             decode_png(damaged, 8)
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def _chunk(name, data):
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def test_pictures_are_saved_and_a_folder_that_says_something_wrong_of_them_is_refused(tmp_path: Path) -> None:
+def test_pictures_are_saved_and_a_folder_that_says_something_wrong_of_them_is_refused(tmp_path):
     seen = seen_by(build("ViT", **WIDE), pixel_values=normalised(a_photo())[None])
     seen.save(tmp_path)
     seen.save(tmp_path)  # which replaces the first
     assert len(list(tmp_path.glob("picture-*.png"))) == 1
     back = regard.load(tmp_path)
-    assert isinstance(back, Capture)
-    there, here = pictures_of(back), pictures_of(seen)
+    there, here = back.pictures, seen.pictures
     assert torch.equal(there[0].pixels, here[0].pixels)
     assert (there.layouts, there.axes, there.about) == (here.layouts, here.axes, here.about)
     index = tmp_path / "capture.json"
     good = index.read_text("utf-8")
-    changes: list[tuple[str, Any]] = [
+    changes = [
         ("files", ["../picture-a.png"]),
         ("files", ["picture-other.png"]),
         ("files", ["picture-a.png"] * 65),
@@ -326,7 +312,7 @@ def test_pictures_are_saved_and_a_folder_that_says_something_wrong_of_them_is_re
         regard.load(tmp_path)
 
 
-def test_heads_among_patches_are_scored_in_two_dimensions() -> None:
+def test_heads_among_patches_are_scored_in_two_dimensions():
     """A head made by hand: every patch attends to the one at its right, CLS to everything alike."""
     layout = PatchLayout((PatchSpan(0, 1, 3, 3, tuple(range(9))),), {0: "CLS"})
     q = torch.zeros(1, 1, 10, 10)
@@ -345,7 +331,7 @@ def test_heads_among_patches_are_scored_in_two_dimensions() -> None:
     assert row.scores["cls"].null == pytest.approx(0.1, abs=1e-5)
 
 
-def test_the_digits_model_names_digits_and_its_cls_attends_to_them() -> None:
+def test_the_digits_model_names_digits_and_its_cls_attends_to_them():
     """Something real: trained by `python -m scripts.digits_vit`, with digits that it has not seen."""
     model, digits, labels = digits_vit.load()
     assert digits_vit.accuracy(model, digits, labels) > 0.85
@@ -353,7 +339,7 @@ def test_the_digits_model_names_digits_and_its_cls_attends_to_them() -> None:
     patches = regard.pictures.Patches(mean=digits_vit.MEAN, std=digits_vit.STD)
     seen = regard.capture(model, inputs={"pixel_values": pixels}, patches=patches, verify=True)
     assert seen.certificate.certified
-    assert len(pictures_of(seen)) == 64
+    assert len(seen.pictures) == 64
     # CLS attends to the patches that the digit covers more than to as many of the others.
     ink = torch.nn.functional.avg_pool2d(pixels, 4).flatten(1)  # (64, 64)
     first = layout_of(seen, 1).spans[0].first

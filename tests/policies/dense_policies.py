@@ -4,10 +4,8 @@ Nothing here uses Regard's policies: caches are Python lists of positions, and e
 """
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from regard.attention.position_hash import uniform_hash
 
@@ -15,10 +13,10 @@ from regard.attention.position_hash import uniform_hash
 class DenseHead:
     """The scores (group, T, S) of the query heads of one key/value head, −inf where a key is hidden."""
 
-    def __init__(self, scores: Tensor, q: Tensor, k: Tensor, number: int, sinks: Tensor | None) -> None:
+    def __init__(self, scores, q, k, number, sinks):
         self.scores, self.q, self.k, self.number, self.sinks = scores, q, k, number, sinks
 
-    def weights(self, query: int, cached: list[int]) -> Tensor:
+    def weights(self, query, cached):
         """The weights of a query over cached keys alone, (group, cached)."""
         some = self.scores[:, query, cached]
         if self.sinks is not None:
@@ -27,25 +25,24 @@ class DenseHead:
         return found[:, :-1] if self.sinks is not None else found
 
 
-Score = Callable[[list[DenseHead], int, list[int], int, int], list[float]]
-"""(heads of the layer, which of them, cached keys, tokens read, budget) → a number for each cached key."""
+# Scores: (heads of the layer, which of them, cached keys, tokens read, budget) → a number for each cached key
 
 
-def streaming(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:
+def streaming(heads, g, cached, now, budget):
     seen = [j for j in cached if (heads[g].scores[:, now - 1, j] > -math.inf).any()]
     return [math.inf if j in seen[:4] else float(j) for j in cached]
 
 
-def random(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:
+def random(heads, g, cached, now, budget):
     zero = torch.tensor(0)
     return [uniform_hash(zero, torch.tensor(j), torch.tensor(g), 0).item() for j in cached]
 
 
-def h2o(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:
+def h2o(heads, g, cached, now, budget):
     raise NotImplementedError  # `simulate` has the history that it needs
 
 
-def snapkv(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:
+def snapkv(heads, g, cached, now, budget):
     n = min(6, budget // 2)
     rows = torch.stack([heads[g].weights(i, cached) for i in range(now - n, now)])  # 0 for later keys
     observed = rows.mean((0, 1)).tolist()
@@ -55,18 +52,18 @@ def snapkv(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: 
     return [x if j < now - n else math.inf for x, j in zip(pooled, cached, strict=True)]
 
 
-def tova(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:
+def tova(heads, g, cached, now, budget):
     return torch.cat([head.weights(now - 1, cached) for head in heads]).mean(0).tolist()
 
 
-def key_norm(heads: list[DenseHead], g: int, cached: list[int], now: int, budget: int) -> list[float]:
+def key_norm(heads, g, cached, now, budget):
     return [-float((heads[g].k[j] ** 2).sum() ** 0.5) for j in cached]
 
 
-def simulate(heads: list[DenseHead], score: Score, budget: int, every: int, T: int) -> list[list[list[int]]]:
+def simulate(heads, score, budget, every, T):
     """For each key/value head and each query, the keys that are cached when it runs."""
-    kept: list[list[list[int]]] = [[] for _ in heads]
-    cached: list[list[int]] = [[] for _ in heads]
+    kept = [[] for _ in heads]
+    cached = [[] for _ in heads]
     received = [torch.zeros(T, dtype=torch.float64) for _ in heads]
     for now in range(T):
         if len(cached[0]) == budget:
@@ -92,7 +89,7 @@ def simulate(heads: list[DenseHead], score: Score, budget: int, every: int, T: i
     return kept
 
 
-def select(head: DenseHead, kind: str, block: int, budget: int) -> Tensor:
+def select(head, kind, block, budget):
     """Which keys every query of a head reads, boolean (group, T, S)."""
     group, T, S = head.scores.shape
     visible = head.scores > -math.inf

@@ -5,7 +5,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 
 import regard
 from regard import policies
@@ -44,14 +43,14 @@ SETTINGS = {
 }
 
 
-def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def draw(seed=0):
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, n, T, WIDTH, generator=generator) for n in (4, 2, 2))
     k[:, :, 0] *= 2.0
     return q, k, v
 
 
-def dense_scores(q: Tensor, k: Tensor, options: dict) -> Tensor:
+def dense_scores(q, k, options):
     """The scores of all heads (B, H, T, T) written out, in the dtype of q and k."""
     everything = slice(0, T), slice(0, T), (2, 4, T, T)
     allowed, bias = (ask(*everything) for ask in (options["mask"].tile, options["mask"].bias))
@@ -62,7 +61,7 @@ def dense_scores(q: Tensor, k: Tensor, options: dict) -> Tensor:
     return scores.masked_fill(~allowed, -math.inf)
 
 
-def dense_heads(q: Tensor, k: Tensor, options: dict) -> list[list[DenseHead]]:
+def dense_heads(q, k, options):
     """Every key/value head of every sequence, with its scores in float64."""
     scores, sinks = dense_scores(q.double(), k.double(), options), options.get("sinks")
     return [
@@ -80,7 +79,7 @@ def dense_heads(q: Tensor, k: Tensor, options: dict) -> list[list[DenseHead]]:
     ]
 
 
-def dense_kept(name: str, heads: list[list[DenseHead]]) -> Tensor:
+def dense_kept(name, heads):
     """Which keys every query has under a policy, boolean (B, H, T, S)."""
     kept = torch.zeros(2, 4, T, T, dtype=torch.bool)
     for b, layer in enumerate(heads):
@@ -95,14 +94,12 @@ def dense_kept(name: str, heads: list[list[DenseHead]]) -> Tensor:
     return kept
 
 
-def dense_retention(
-    q: Tensor, k: Tensor, v: Tensor, options: dict, kept: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def dense_retention(q, k, v, options, kept, dtype):
     """Shares and errors as eager code computes them from whole matrices in a dtype."""
     scores, sinks = dense_scores(q.to(dtype), k.to(dtype), options), options.get("sinks")
     values = v.to(dtype).repeat_interleave(2, 1)
 
-    def attend(some: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(some):
         column = [] if sinks is None else [sinks.to(dtype).view(1, 4, 1, 1).expand(2, 4, T, 1)]
         weights = torch.cat([some, *column], -1).softmax(-1)[..., :T].nan_to_num(0.0)
         return weights, weights @ values
@@ -115,7 +112,7 @@ def dense_retention(
 
 
 @pytest.mark.parametrize(("name", "setting"), share(product([*EVICTIONS, *SELECTIONS], SETTINGS), 4))
-def test_shares_and_errors_are_as_exact_as_eager_code(name: str, setting: str) -> None:
+def test_shares_and_errors_are_as_exact_as_eager_code(name, setting):
     q, k, v = draw()
     options = SETTINGS[setting]
     policy = (EVICTIONS | SELECTIONS)[name][0]
@@ -133,7 +130,7 @@ def test_shares_and_errors_are_as_exact_as_eager_code(name: str, setting: str) -
     assert torch.equal(found.concerned, visible.sum(-1) > BUDGET)
 
 
-def test_no_policy_holds_more_than_the_best() -> None:
+def test_no_policy_holds_more_than_the_best():
     q, k, v = draw(1)
     m = regard.attention_map(q, k, mask=regard.causal)
     most = policies.measure(m, v, policies.best(), BUDGET).share
@@ -141,7 +138,7 @@ def test_no_policy_holds_more_than_the_best() -> None:
         assert bool((policies.measure(m, v, policy, BUDGET).share <= most + 1e-12).all())
 
 
-def test_a_cache_never_holds_more_than_its_budget() -> None:
+def test_a_cache_never_holds_more_than_its_budget():
     q, k, _ = draw()
     m = regard.attention_map(q, k, mask=regard.causal)
     for every in (1, 3, BUDGET):
@@ -155,7 +152,7 @@ def test_a_cache_never_holds_more_than_its_budget() -> None:
         assert rows_so_far == T
 
 
-def test_random_keys_are_drawn_alike_from_all_keys_so_far() -> None:
+def test_random_keys_are_drawn_alike_from_all_keys_so_far():
     """A cache that forgets its oldest keys first would be no baseline."""
     x = torch.zeros(1, 1, 400, 2)
     m = regard.attention_map(x, x, mask=regard.causal)
@@ -166,7 +163,7 @@ def test_random_keys_are_drawn_alike_from_all_keys_so_far() -> None:
     assert abs(sum(ages) / len(ages) - 200) < 20
 
 
-def test_a_mask_and_the_layers_own_selection_are_measured() -> None:
+def test_a_mask_and_the_layers_own_selection_are_measured():
     q, k, v = draw()
     kept = regard.window(7) | regard.prefix(2)
     m = regard.attention_map(q, k, mask=regard.causal)
@@ -179,7 +176,7 @@ def test_a_mask_and_the_layers_own_selection_are_measured() -> None:
     assert torch.equal(own.concerned, found.concerned)
 
 
-def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
+def test_what_cannot_be_measured_is_refused_in_a_sentence():
     q, k, v = draw()
     m = regard.attention_map(q, k, mask=regard.causal)
     h2o = policies.h2o()

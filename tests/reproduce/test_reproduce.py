@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,20 +35,20 @@ NO = estimated("difference", [-1.0, 1.0, 0.0, 0.5], ">", 0.0, "no difference", "
     ("checks", "verdict"),
     [([YES, YES], "holds"), ([YES, NO], "holds in part"), ([NO, NO], "does not hold here")],
 )
-def test_the_verdict_follows_from_the_checks(checks: Any, verdict: str) -> None:
+def test_the_verdict_follows_from_the_checks(checks, verdict):
     assert Findings(checks, []).verdict == verdict
 
 
-def test_a_check_holds_only_if_its_whole_interval_lies_beyond_the_baseline() -> None:
+def test_a_check_holds_only_if_its_whole_interval_lies_beyond_the_baseline():
     samples = np.random.default_rng(0).normal(1.0, 1.0, 200).tolist()
     for baseline, side, holds in ((0.5, ">", True), (1.0, ">", False), (1.0, "<", False), (1.5, "<", True)):
-        check = estimated("x", samples, side, baseline, "y", "200 draws")  # type: ignore[arg-type]
+        check = estimated("x", samples, side, baseline, "y", "200 draws")
         assert check.low < check.value < check.high
         assert check.high - check.low == pytest.approx(4 * np.std(samples) / np.sqrt(200), rel=0.1)
         assert check.holds is holds
 
 
-def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_record_comes_back_from_its_file(tmp_path):
     findings = Findings([YES, NO], CHARTS, "A note.", {"steps": 5})
     record = ReproductionRecord("name", True, 3, findings, {"torch": "2"}, 1.5)
     record.write(tmp_path / "x.json")
@@ -62,7 +61,7 @@ def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
         ReproductionRecord.read(tmp_path / "z.json")
 
 
-def test_every_result_is_described_in_at_most_150_lines() -> None:
+def test_every_result_is_described_in_at_most_150_lines():
     for name in runs.NAMES:
         module = runs.load(name)
         assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) <= 150, name
@@ -71,11 +70,11 @@ def test_every_result_is_described_in_at_most_150_lines() -> None:
         assert about.quick.keys() == about.full.keys(), name
 
 
-def test_the_command_lists_the_results_and_runs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_lists_the_results_and_runs_one(tmp_path, monkeypatch):
     listed = CliRunner().invoke(app, ["reproduce"])
     assert [line.split()[0] for line in listed.stdout.splitlines()] == list(runs.NAMES)
 
-    def run(options: RunOptions, sizes: dict[str, Any]) -> Findings:
+    def run(options, sizes):
         options.report("halfway")
         assert options.quick
         return Findings([YES, NO], CHARTS, "A note.", {"steps": 5})
@@ -95,7 +94,7 @@ def test_the_command_lists_the_results_and_runs_one(tmp_path: Path, monkeypatch:
     assert reproductions.page(about, record).startswith(reproductions.NOTE)
 
 
-def test_the_pages_are_up_to_date() -> None:
+def test_the_pages_are_up_to_date():
     """`python -m scripts.reproductions` writes them; their numbers are those of full runs."""
     for path, text in reproductions.pages().items():
         assert path.read_text(encoding="utf-8") == text, path.name
@@ -106,7 +105,7 @@ def test_the_pages_are_up_to_date() -> None:
 
 @pytest.mark.at_length("test_the_command_lists_the_results_and_runs_one")  # some minutes
 @pytest.mark.parametrize("name", runs.NAMES)
-def test_quick_runs_end_with_a_verdict(name: str) -> None:
+def test_quick_runs_end_with_a_verdict(name):
     record = runs.reproduce(name, RunOptions(quick=True, report=lambda line: None))
     assert record.findings.checks
     assert record.findings.charts

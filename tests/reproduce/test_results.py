@@ -9,11 +9,11 @@ from regard.reproduce.models import read_texts
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT:
+def model():
     return GPT.from_pretrained("default")
 
 
-def test_another_pattern_has_the_same_output_on_few_keys() -> None:
+def test_another_pattern_has_the_same_output_on_few_keys():
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(40, dtype=torch.float64, generator=generator).softmax(0)
     values = torch.randn(40, 5, dtype=torch.float64, generator=generator)
@@ -27,14 +27,14 @@ def test_another_pattern_has_the_same_output_on_few_keys() -> None:
     torch.testing.assert_close(few, weights[:6] / weights[:6].sum())  # nothing can move
 
 
-def test_the_same_output_gives_the_same_prediction(model: GPT) -> None:
+def test_the_same_output_gives_the_same_prediction(model):
     text = read_texts(model, 1, 96)[0]
     found = explanation.replace_layer(model, text, 0, torch.Generator().manual_seed(0))
     assert found.same_output > 0.05
     assert found.same_change < 1e-4 < found.dealt_change
 
 
-def test_sinks_are_read_from_the_first_token(model: GPT) -> None:
+def test_sinks_are_read_from_the_first_token(model):
     text = read_texts(model, 1, 32)[0]
     measured, uniform = sinks.first_attention(model, text)
     assert 0 < measured < 1
@@ -44,7 +44,7 @@ def test_sinks_are_read_from_the_first_token(model: GPT) -> None:
     assert sinks.first_activation(model, text) > 0
 
 
-def test_verdicts_follow_from_the_numbers() -> None:
+def test_verdicts_follow_from_the_numbers():
     sizes = {"texts": 3, "length": 8, "window": 2, "bins": 3, "cut": 1, "draws": 2}
     low, high = torch.tensor([0.1, 0.12, 0.11]), torch.tensor([1.0, 1.1, 1.2])
     rises = {name: low for name in ("window and first 4", "h2o", "snapkv", "tova")}
@@ -69,7 +69,7 @@ def test_verdicts_follow_from_the_numbers() -> None:
 SIZES = {"vocab_size": 16, "context_length": 12, "num_layers": 1, "num_heads": 2, "d_model": 8}
 
 
-def test_pieces_are_packed_with_their_own_next_tokens() -> None:
+def test_pieces_are_packed_with_their_own_next_tokens():
     sizes = {"piece": 4, "pieces": 3}
     inputs, targets = packing.pack(torch.arange(100), 5, sizes, seed=0, step=1)
     assert inputs.shape == targets.shape == (5, 12)
@@ -77,7 +77,7 @@ def test_pieces_are_packed_with_their_own_next_tokens() -> None:
     assert not torch.equal(inputs, packing.pack(torch.arange(100), 5, sizes, seed=0, step=2)[0])
 
 
-def test_a_share_across_pieces_is_between_none_and_all() -> None:
+def test_a_share_across_pieces_is_between_none_and_all():
     torch.manual_seed(0)
     ids = torch.randint(0, 16, (3, 12))
     share = packing.across_share(GPT(Config(**SIZES)).eval(), ids, 4)
@@ -85,11 +85,11 @@ def test_a_share_across_pieces_is_between_none_and_all() -> None:
     assert share == pytest.approx(sum(8 / n for n in (9, 10, 11, 12)) / 4, abs=0.02)
 
 
-def test_a_probe_reads_positions_that_are_there() -> None:
+def test_a_probe_reads_positions_that_are_there():
     torch.manual_seed(0)
     model = GPT(Config(**SIZES)).eval()
     ids = torch.randint(0, 16, (40, 12))
     without = position.probe_errors(model, ids).mean()
     with torch.no_grad():
-        model.position_embedding.weight += torch.linspace(-1, 1, 12)[:, None] * torch.randn(8)  # type: ignore[union-attr]
+        model.position_embedding.weight += torch.linspace(-1, 1, 12)[:, None] * torch.randn(8)
     assert position.probe_errors(model, ids).mean() < 0.5 * without

@@ -1,18 +1,14 @@
 """Span tables are sums over the dense matrix, sink apart, beside uniform attention; means have intervals."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import regard
 from regard.gpt import GPT
 from regard.maps import Spans
 from regard.recorder import Capture
-from regard.spans import SpanTable
 from tests.captures import captured, layer_of
 from tests.maps import drawn_maps
 from tests.recorder.text_models import TEXTS, made, words
@@ -20,7 +16,7 @@ from tests.recorder.text_models import TEXTS, made, words
 T_OF_FOUR = 2.7764451  # the 97.5% quantile of Student's t with four degrees of freedom
 
 
-def dense_table(A: Tensor, rows: Spans, cols: Spans) -> tuple[Tensor, Tensor]:
+def dense_table(A, rows, cols):
     """The mass of weights A (H, T, S) and of uniform attention, one head, row and column at a time."""
     H, _, S = A.shape
     visible = A > 0
@@ -45,7 +41,7 @@ def dense_table(A: Tensor, rows: Spans, cols: Spans) -> tuple[Tensor, Tensor]:
 
 
 @given(data=st.data(), drawn=drawn_maps.maps())
-def test_a_table_is_the_sums_of_the_dense_matrix(data: st.DataObject, drawn: Any) -> None:
+def test_a_table_is_the_sums_of_the_dense_matrix(data, drawn):
     m, A, _ = drawn
     B, H, T, S = m.matrix
     rows, cols = data.draw(drawn_maps.spans(T)), data.draw(drawn_maps.spans(S))
@@ -63,7 +59,7 @@ def test_a_table_is_the_sums_of_the_dense_matrix(data: st.DataObject, drawn: Any
     torch.testing.assert_close(table["cross.1", H - 1], mass[-1], atol=1e-10, rtol=0)
 
 
-def test_the_sink_has_a_column_of_its_own() -> None:
+def test_the_sink_has_a_column_of_its_own():
     q, k = torch.randn(2, 1, 4, 60, 8)
     q[..., 0], k[..., 0, 0] = 3.0, 5.0  # every query of every head attends to the first key
     seen = Capture([layer_of(regard.attention_map(q, k, mask=regard.causal))])
@@ -79,7 +75,7 @@ def test_the_sink_has_a_column_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "BERT", "GPT"])
-def test_a_text_of_a_padded_batch_has_the_table_that_it_has_alone(name: str) -> None:
+def test_a_text_of_a_padded_batch_has_the_table_that_it_has_alone(name):
     model = made(name)
     together = regard.capture(model, text=TEXTS, tokenizer=words())
     for b, text in enumerate(TEXTS):
@@ -95,7 +91,7 @@ def test_a_text_of_a_padded_batch_has_the_table_that_it_has_alone(name: str) -> 
         together.spans([0, 2], batch=3)
 
 
-def test_wrong_spans_are_refused() -> None:
+def test_wrong_spans_are_refused():
     seen = captured(20, layers=1)
     with pytest.raises(
         ValueError, match=r"cols: expected spans of the text's 20 tokens.*are they of another text"
@@ -104,7 +100,7 @@ def test_wrong_spans_are_refused() -> None:
     with pytest.raises(ValueError, match="rows: expected at least two increasing positions"):
         seen.spans([3, 3])
     with pytest.raises(ValueError, match=r"rows: expected spans .*got 'words': write regard.spans.words"):
-        seen.spans("words")  # type: ignore[arg-type]
+        seen.spans("words")
     with pytest.raises(ValueError, match="rows: expected at least one span, got none"):
         seen.spans(Spans([], []))
     with pytest.raises(ValueError, match="this capture has no layer"):
@@ -117,10 +113,10 @@ def test_wrong_spans_are_refused() -> None:
     with pytest.raises(KeyError, match="expected a layer and a head of the table"):
         table[9, 0]
     with pytest.raises(ValueError, match="of: expected 'mean', 'layers' or 'heads'"):
-        table.interval("head")  # type: ignore[arg-type]
+        table.interval("head")
 
 
-def test_the_best_heads_are_furthest_above_uniform_attention() -> None:
+def test_the_best_heads_are_furthest_above_uniform_attention():
     table = captured(40).spans(Spans([20], [40], ["answer"]), Spans([0, 4], [4, 20], ["start", "text"]))
     best = table.best("text", 3, row="answer")
     excess = (table.heads - table.uniform.heads)[:, 0, 1]
@@ -131,7 +127,7 @@ def test_the_best_heads_are_furthest_above_uniform_attention() -> None:
     assert best == table.best("text", 3)
 
 
-def tables(n: int) -> tuple[list[Capture], list[Spans]]:
+def tables(n):
     captures = [captured(20 + 3 * number, layers=2, heads=2, seed=number) for number in range(n)]
     spans = [
         Spans.from_edges([0, 5 + number, 20 + 3 * number], ["question", "answer"]) for number in range(n)
@@ -139,7 +135,7 @@ def tables(n: int) -> tuple[list[Capture], list[Spans]]:
     return captures, spans
 
 
-def test_the_mean_over_texts_has_students_interval() -> None:
+def test_the_mean_over_texts_has_students_interval():
     captures, spans = tables(5)
     table = regard.spans.mean(captures, spans=spans)
     single = [seen.spans(own) for seen, own in zip(captures, spans, strict=True)]
@@ -154,7 +150,7 @@ def test_the_mean_over_texts_has_students_interval() -> None:
         ("mean", torch.stack([x.mean for x in single])),
     ):
         torch.testing.assert_close(getattr(table, of), values.mean(0))
-        low, high = table.interval(of)  # type: ignore[arg-type]
+        low, high = table.interval(of)
         reach = T_OF_FOUR * values.std(0) / 5**0.5
         torch.testing.assert_close((high + low) / 2, values.mean(0))
         torch.testing.assert_close((high - low) / 2, reach, atol=1e-9, rtol=3e-3)
@@ -164,7 +160,7 @@ def test_the_mean_over_texts_has_students_interval() -> None:
     assert bool(single[0].interval().low.isnan().all())
 
 
-def test_a_text_without_a_span_does_not_count_for_it() -> None:
+def test_a_text_without_a_span_does_not_count_for_it():
     captures, spans = tables(3)
     short = Spans([2], [9], ["question"])
     table = regard.spans.mean(captures, spans=[*spans[:2], (short, short)])
@@ -176,7 +172,7 @@ def test_a_text_without_a_span_does_not_count_for_it() -> None:
     torch.testing.assert_close(table.mean[0, 3], alone.mean[0, rest] / 3)
 
 
-def test_captures_that_have_no_mean_are_refused() -> None:
+def test_captures_that_have_no_mean_are_refused():
     captures, spans = tables(2)
     for given_captures, given_spans, message in (
         ([], [], "captures: expected at least one, got none"),
@@ -192,14 +188,14 @@ def test_captures_that_have_no_mean_are_refused() -> None:
         regard.spans.mean([batch], spans=spans)
 
 
-def test_an_induction_head_of_the_included_model_reads_the_sentence_asked_about() -> None:
+def test_an_induction_head_of_the_included_model_reads_the_sentence_asked_about():
     model = GPT.from_pretrained("default")
     text = "Mary Ellis kept the lamp at Farrow Point. The ships came home. Mary Ellis kept the lamp"
     sentences = regard.spans.sentences(model.tokenizer, text)
     names = ["start", "told", "between", "asked"]
     parts = regard.spans.custom([*sentences.starts, sentences.stops[-1]], names)
     seen = regard.capture(model, text=text)
-    table: SpanTable = seen.spans(parts)
+    table = seen.spans(parts)
     best = table.without_sink.best("told", 1, row="asked")[0]
     found = regard.capture(model, text=f"{text}. " * 3).heads()[best.layer, best.head]
     assert "induction" in found.labels

@@ -2,7 +2,6 @@
 
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import regex
@@ -31,21 +30,18 @@ texts = st.one_of(
 ).filter(lambda text: not text.rstrip().endswith("</s>"))  # of which ByT5 warns
 
 
-def ids(tokenizer: Any, text: str) -> list[int]:
-    found: list[int] = (
-        tokenizer.encode(text).ids if hasattr(tokenizer, "encode_batch") else tokenizer(text)["input_ids"]
-    )
-    return found
+def ids(tokenizer, text):
+    return tokenizer.encode(text).ids if hasattr(tokenizer, "encode_batch") else tokenizer(text)["input_ids"]
 
 
-def characters(text: str) -> set[int]:
+def characters(text):
     """The edges of the characters of a text, by the `regex` package."""
     return {match.start() for match in regex.finditer(r"\X", text)} | {0, len(text)}
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=texts)
-def test_spans_cover_all_tokens_and_give_the_text_back(name: str, text: str) -> None:
+def test_spans_cover_all_tokens_and_give_the_text_back(name, text):
     tokenizer = TOKENIZERS[name]()
     tokens = locate_tokens(tokenizer, text)
     assert len(tokens) == len(ids(tokenizer, text))
@@ -64,7 +60,7 @@ def test_spans_cover_all_tokens_and_give_the_text_back(name: str, text: str) -> 
 
 
 @given(text=texts)
-def test_no_edge_is_inside_a_character(text: str) -> None:
+def test_no_edge_is_inside_a_character(text):
     for cut in (segments.characters, segments.words, segments.sentences):
         edges = cut(text)
         assert edges == sorted(set(edges))
@@ -88,7 +84,7 @@ def test_no_edge_is_inside_a_character(text: str) -> None:
         ("", []),
     ],
 )
-def test_words(text: str, expected: list[str]) -> None:
+def test_words(text, expected):
     assert [text[a:b] for a, b in pairwise(segments.words(text))] == expected
 
 
@@ -105,12 +101,12 @@ def test_words(text: str, expected: list[str]) -> None:
         ("كيف حالك؟ بخير.", ["كيف حالك؟", " بخير."]),
     ],
 )
-def test_sentences(text: str, expected: list[str]) -> None:
+def test_sentences(text, expected):
     assert [text[a:b] for a, b in pairwise(segments.sentences(text))] == expected
 
 
 @pytest.mark.parametrize("make", [byte_level])
-def test_the_bytes_of_one_character_belong_together(make: Any) -> None:
+def test_the_bytes_of_one_character_belong_together(make):
     tokenizer = make()
     text = "A🦉你 e\u0301"
     spans = regard.spans.words(tokenizer, text)
@@ -120,15 +116,15 @@ def test_the_bytes_of_one_character_belong_together(make: Any) -> None:
     assert list(counts)[-1] in (" e\u0301", "</s>")
 
 
-def test_a_text_and_a_tokenizer_are_needed() -> None:
+def test_a_text_and_a_tokenizer_are_needed():
     for tokenizer in (None, slow_bytes()):
         with pytest.raises(ValueError, match=r"tokenizer: expected a fast one.*got .*, which has no offsets"):
             regard.spans.words(tokenizer, "a")
     with pytest.raises(ValueError, match="text: expected a text, got list"):
-        regard.spans.words(byte_level(), ["a", "b"])  # type: ignore[arg-type]
+        regard.spans.words(byte_level(), ["a", "b"])
 
 
-def test_documents() -> None:
+def test_documents():
     spans = regard.spans.documents(torch.tensor([[0, 4, 5, 0, 0, 6]]), separator=0)
     assert list(spans) == [(1, 3, "document 1"), (5, 6, "document 2")]
     assert list(regard.spans.documents([7, 7, 3, 3, 3])) == [(0, 2, "document 1"), (2, 5, "document 2")]
@@ -137,23 +133,23 @@ def test_documents() -> None:
         regard.spans.documents(torch.zeros(2, 2, dtype=torch.long))
 
 
-def test_grid() -> None:
+def test_grid():
     spans = regard.spans.grid(2, 3, first=3)
     assert list(spans)[2:] == [(2, 3, "register 2"), (3, 6, "row 0"), (6, 9, "row 1")]
     spans = regard.spans.grid(2, 2, first=["class"], by="patch")
     assert spans.names == ("class", "0,0", "0,1", "1,0", "1,1")
     assert spans.stops[-1] == 5
     with pytest.raises(ValueError, match="by: expected 'row' or 'patch', got 'column'"):
-        regard.spans.grid(2, 2, by="column")  # type: ignore[arg-type]
+        regard.spans.grid(2, 2, by="column")
     with pytest.raises(ValueError, match="h: expected"):
         regard.spans.grid(0, 2)
 
 
-def test_custom() -> None:
+def test_custom():
     assert regard.spans.custom([(0, 2), (5, 6)], ["a", "b"]) == Spans([0, 5], [2, 6], ["a", "b"])
     assert regard.spans.custom([0, 2, 6]) == Spans.from_edges([0, 2, 6])
     with pytest.raises(ValueError, match="edges: expected positions, or pairs"):
-        regard.spans.custom([(0, 2), 5])  # type: ignore[list-item]
+        regard.spans.custom([(0, 2), 5])
 
 
 CHAT = [
@@ -185,7 +181,7 @@ CHANGING = (
 )
 
 
-def chat_tokenizer(template: str) -> Any:
+def chat_tokenizer(template):
     bpe = bpe_tokenizer(TEXTS, 320)
     made = transformers.PreTrainedTokenizerFast(
         tokenizer_object=bpe, additional_special_tokens=["<|im_start|>", "<|im_end|>"]
@@ -194,7 +190,7 @@ def chat_tokenizer(template: str) -> Any:
     return made
 
 
-def chat_texts(template: str, chat: list[dict[str, Any]], **options: Any) -> dict[str, str]:
+def chat_texts(template, chat, **options):
     """The text of the tokens of each span."""
     made = chat_tokenizer(template)
     spans = regard.spans.turns(chat, made, **options)
@@ -203,7 +199,7 @@ def chat_texts(template: str, chat: list[dict[str, Any]], **options: Any) -> dic
 
 
 @pytest.mark.parametrize("template", [CHATML, MERGING, MOVING], ids=["in order", "merged", "moved"])
-def test_every_message_is_found_by_rendering(template: str) -> None:
+def test_every_message_is_found_by_rendering(template):
     found = chat_texts(template, CHAT)
     assert {name: text.strip() for name, text in found.items()} == {
         "system": "You keep the lamp.",
@@ -214,7 +210,7 @@ def test_every_message_is_found_by_rendering(template: str) -> None:
     assert list(found)[-1] == ("system" if template == MOVING else "user 2")
 
 
-def test_content_may_have_parts() -> None:
+def test_content_may_have_parts():
     template = (
         "{% for m in messages %}{{ m.role }}: {% for part in m.content %}"
         "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}\n{% endfor %}"
@@ -237,11 +233,11 @@ def test_content_may_have_parts() -> None:
         (CHATML, [{"role": "assistant", "content": None}], r"message 0 \(assistant\) has no text"),
     ],
 )
-def test_a_message_that_cannot_be_located_is_named(template: str, chat: Any, message: str) -> None:
+def test_a_message_that_cannot_be_located_is_named(template, chat, message):
     with pytest.raises(ValueError, match=message):
         regard.spans.turns(chat, chat_tokenizer(template))
 
 
-def test_a_tokenizer_without_templates_is_refused() -> None:
+def test_a_tokenizer_without_templates_is_refused():
     with pytest.raises(ValueError, match="tokenizer: expected one of Transformers with a chat template, got"):
         regard.spans.turns(CHAT, bpe_tokenizer(TEXTS, 300))

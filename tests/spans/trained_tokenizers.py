@@ -1,7 +1,5 @@
 """Tokenizers of every kind that cuts text in its own way, trained on a few sentences in several scripts."""
 
-from typing import Any
-
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -16,7 +14,7 @@ TEXTS = [
 ]
 
 
-def _template(tokenizer: Tokenizer, first: str, last: str | None = None) -> None:
+def _template(tokenizer, first, last=None):
     """Put a special token before a text, and perhaps one after it."""
     special = [x for x in (first, last) if x is not None]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -25,19 +23,19 @@ def _template(tokenizer: Tokenizer, first: str, last: str | None = None) -> None
     )
 
 
-def byte_level() -> Any:
+def byte_level():
     """As GPT-2's and SmolLM2's, with a token before the text: that of a `GPT`."""
     return bpe_tokenizer(TEXTS, 320)
 
 
-def byte_level_with_trimmed_offsets() -> Any:
+def byte_level_with_trimmed_offsets():
     """As RoBERTa's: its offsets leave out the space before a word."""
     tokenizer = bpe_tokenizer(TEXTS, 300)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def word_piece() -> Any:
+def word_piece():
     """As BERT's: without case, accents and spaces, and with an unknown token."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -53,7 +51,7 @@ def word_piece() -> Any:
     )
 
 
-def unigram() -> Any:
+def unigram():
     """As T5's: SentencePiece's unigrams, with its normal form and a token at the end."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
@@ -67,7 +65,7 @@ def unigram() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-def byte_fallback() -> Any:
+def byte_fallback():
     """As Llama 2's: SentencePiece's pairs, and bytes for what has no token."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -83,12 +81,12 @@ def byte_fallback() -> Any:
     return tokenizer
 
 
-def characters() -> Any:
+def characters():
     """One token for each character of a text; others have none."""
     return character_tokenizer("".join(TEXTS))
 
 
-def slow_bytes() -> Any:
+def slow_bytes():
     """As ByT5's: a tokenizer that knows no offsets."""
     return transformers.ByT5Tokenizer()
 

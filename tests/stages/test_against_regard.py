@@ -1,12 +1,10 @@
 """Each stage beside the function, the layers and the GPT of Regard, and PyTorch: numbers and gradients."""
 
-from collections.abc import Callable, Iterable
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
@@ -31,16 +29,15 @@ from regard.stages import (
     simplified_self_attention,
 )
 
-Oracle = Callable[[Tensor], tuple[Tensor, Tensor]]
 sizes = st.integers(1, 5)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def drawn(*shape: int) -> Tensor:
+def drawn(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def agree(ours: Oracle, theirs: Oracle, parameters: Iterable[nn.Parameter], x: Tensor) -> None:
+def agree(ours, theirs, parameters, x):
     """The outputs, the weights, and the gradients of x and of every parameter are equal."""
     leaves = [x, *parameters]
     results, gradients = [], []
@@ -53,14 +50,14 @@ def agree(ours: Oracle, theirs: Oracle, parameters: Iterable[nn.Parameter], x: T
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-10)
 
 
-def split(x: Tensor, num_heads: int) -> Tensor:
+def split(x, num_heads):
     return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
 
 
-def on_projections(layer: nn.Module, mask: regard.Mask, num_heads: int | None = None) -> Oracle:
+def on_projections(layer, mask, num_heads=None):
     """`scaled_dot_product_attention` on the projections of a layer, in heads if there are several."""
 
-    def attention(x: Tensor) -> tuple[Tensor, Tensor]:
+    def attention(x):
         q, k, v = layer.W_q(x), layer.W_k(x), layer.W_v(x)
         if num_heads is None:
             return regard.scaled_dot_product_attention(q, k, v, mask)
@@ -72,11 +69,11 @@ def on_projections(layer: nn.Module, mask: regard.Mask, num_heads: int | None = 
 
 
 @given(sizes, sizes, sizes, sizes, seeds)
-def test_simplified_and_unscaled(B: int, T: int, width: int, head_dim: int, seed: int) -> None:
+def test_simplified_and_unscaled(B, T, width, head_dim, seed):
     torch.manual_seed(seed)
     layer, x = UnscaledSelfAttention(width, head_dim).double(), drawn(B, T, width)
 
-    def theirs(x: Tensor) -> tuple[Tensor, Tensor]:
+    def theirs(x):
         return regard.scaled_dot_product_attention(layer.W_q(x), layer.W_k(x), layer.W_v(x), scale=1.0)
 
     agree(layer, theirs, layer.parameters(), x)
@@ -84,7 +81,7 @@ def test_simplified_and_unscaled(B: int, T: int, width: int, head_dim: int, seed
 
 
 @given(sizes, sizes, sizes, sizes, seeds)
-def test_self_attention(B: int, T: int, width: int, head_dim: int, seed: int) -> None:
+def test_self_attention(B, T, width, head_dim, seed):
     torch.manual_seed(seed)
     layer, x = SelfAttention(width, head_dim).double(), drawn(B, T, width)
     agree(layer, on_projections(layer, regard.full), layer.parameters(), x)
@@ -99,7 +96,7 @@ def test_self_attention(B: int, T: int, width: int, head_dim: int, seed: int) ->
 
 
 @given(sizes, sizes, sizes, sizes, seeds)
-def test_causal_self_attention_and_a_head(B: int, T: int, width: int, head_dim: int, seed: int) -> None:
+def test_causal_self_attention_and_a_head(B, T, width, head_dim, seed):
     torch.manual_seed(seed)
     x = drawn(B, T, width)
     for layer in (CausalSelfAttention(width, T + 1, head_dim), Head(width, head_dim, T + 1)):
@@ -109,7 +106,7 @@ def test_causal_self_attention_and_a_head(B: int, T: int, width: int, head_dim: 
 
 
 @given(sizes, sizes, sizes, sizes, sizes, seeds)
-def test_several_heads(B: int, T: int, width: int, head_dim: int, num_heads: int, seed: int) -> None:
+def test_several_heads(B, T, width, head_dim, num_heads, seed):
     torch.manual_seed(seed)
     x = drawn(B, T, width)
     layer = MultiHeadAttention(width, num_heads * head_dim, num_heads).double().eval()
@@ -119,7 +116,7 @@ def test_several_heads(B: int, T: int, width: int, head_dim: int, num_heads: int
 
 
 @given(sizes, sizes, sizes, sizes, seeds)
-def test_the_output_projection(B: int, T: int, head_dim: int, num_heads: int, seed: int) -> None:
+def test_the_output_projection(B, T, head_dim, num_heads, seed):
     """`regard.layers.Attention` with the same weights."""
     torch.manual_seed(seed)
     width = num_heads * head_dim
@@ -131,12 +128,12 @@ def test_the_output_projection(B: int, T: int, head_dim: int, num_heads: int, se
 
 
 @given(sizes, sizes, sizes, sizes, sizes, seeds)
-def test_cross_attention(B: int, T: int, S: int, width: int, d_context: int, seed: int) -> None:
+def test_cross_attention(B, T, S, width, d_context, seed):
     torch.manual_seed(seed)
     layer, context = CrossAttention(width, d_context).double(), drawn(B, S, d_context)
     mask = regard.padding(torch.randint(S + 1, (B,)))  # some sequences are empty
 
-    def theirs(x: Tensor) -> tuple[Tensor, Tensor]:
+    def theirs(x):
         q, k, v = (part.unsqueeze(1) for part in (layer.W_q(x), layer.W_k(context), layer.W_v(context)))
         out, weights = regard.scaled_dot_product_attention(q, k, v, mask)
         return out.squeeze(1), weights.squeeze(1)
@@ -144,7 +141,7 @@ def test_cross_attention(B: int, T: int, S: int, width: int, d_context: int, see
     agree(lambda x: layer(x, context, mask), theirs, [context, *layer.parameters()], drawn(B, T, width))
 
 
-def attention_layer(layer: nn.Module, **options: object) -> Attention:
+def attention_layer(layer, **options):
     """The `Attention` of `regard.layers` with the projections of a stage."""
     width = layer.W_q.in_features
     real = Attention(width, layer.num_heads, **options).to(layer.W_q.weight)
@@ -155,7 +152,7 @@ def attention_layer(layer: nn.Module, **options: object) -> Attention:
 
 
 @pytest.mark.parametrize("positions", [None, "rotary", "alibi", "learned"])
-def test_only_positions_tell_the_last_token_the_order_of_those_before_it(positions: str | None) -> None:
+def test_only_positions_tell_the_last_token_the_order_of_those_before_it(positions):
     torch.manual_seed(0)
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     order = torch.tensor([3, 0, 4, 1, 2, 5])  # the last token stays
@@ -166,7 +163,7 @@ def test_only_positions_tell_the_last_token_the_order_of_those_before_it(positio
 
 
 @given(sizes, sizes, sizes, st.sampled_from([2, 4, 6]), st.integers(0, 5000), seeds)
-def test_rotate_is_the_rotary_layer(B: int, H: int, T: int, head_dim: int, start: int, seed: int) -> None:
+def test_rotate_is_the_rotary_layer(B, H, T, head_dim, start, seed):
     torch.manual_seed(seed)
     x = drawn(B, H, T, head_dim)
     torch.testing.assert_close(rotate(x, start), Rotary(head_dim)(x, start), rtol=0, atol=1e-9)
@@ -174,14 +171,13 @@ def test_rotate_is_the_rotary_layer(B: int, H: int, T: int, head_dim: int, start
 
 @pytest.mark.parametrize("num_heads", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("T", [0, 1, 7])
-def test_alibi_bias_is_that_of_the_mask(num_heads: int, T: int) -> None:
+def test_alibi_bias_is_that_of_the_mask(num_heads, T):
     bias = regard.alibi(num_heads).bias(slice(0, T), slice(0, T), (1, num_heads, T, T))
-    assert bias is not None
     torch.testing.assert_close(alibi_bias(num_heads, T), bias.view(num_heads, T, T))
 
 
 @given(sizes, sizes, st.sampled_from([1, 2, 4]), st.sampled_from([2, 4]), seeds)
-def test_attention_with_positions(B: int, T: int, num_heads: int, head_dim: int, seed: int) -> None:
+def test_attention_with_positions(B, T, num_heads, head_dim, seed):
     torch.manual_seed(seed)
     width = num_heads * head_dim
     x = drawn(B, T, width)
@@ -199,9 +195,7 @@ def test_attention_with_positions(B: int, T: int, num_heads: int, head_dim: int,
 
 
 @given(sizes, st.lists(st.integers(0, 4), min_size=1, max_size=5), sizes, sizes, seeds)
-def test_the_cache_is_exact_at_every_split(
-    B: int, lengths: list[int], head_dim: int, num_heads: int, seed: int
-) -> None:
+def test_the_cache_is_exact_at_every_split(B, lengths, head_dim, num_heads, seed):
     """Calls of any lengths, empty ones too, give the output and the gradients of one call."""
     torch.manual_seed(seed)
     width = num_heads * head_dim
@@ -216,11 +210,10 @@ def test_the_cache_is_exact_at_every_split(
     torch.testing.assert_close(torch.cat(outs, dim=1), whole, rtol=0, atol=1e-14)
     ours = torch.autograd.grad(torch.cat(outs, dim=1).sin().sum(), x)
     torch.testing.assert_close(ours, torch.autograd.grad(whole.sin().sum(), x), rtol=0, atol=1e-13)
-    assert cache is not None
     assert [part.shape for part in cache] == [(B, num_heads, sum(lengths), head_dim)] * 2
 
 
-def test_the_block_is_that_of_pytorch() -> None:
+def test_the_block_is_that_of_pytorch():
     """`nn.TransformerEncoderLayer`, which norms first and has no biases in its projections."""
     ours = TransformerBlock(16, 4, dropout=0.0).double()
     theirs = nn.TransformerEncoderLayer(
@@ -246,7 +239,7 @@ def test_the_block_is_that_of_pytorch() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_the_small_gpt_is_that_of_regard() -> None:
+def test_the_small_gpt_is_that_of_regard():
     torch.manual_seed(0)
     ours = SmallGPT(vocab_size=20, max_seq_len=9, d_model=12, num_heads=3, num_layers=2).double().eval()
     config = Config(20, 9, 2, 3, 12, activation="gelu", tie_word_embeddings=False)

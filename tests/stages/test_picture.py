@@ -18,28 +18,28 @@ MATRIX = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
 HIDDEN = torch.tensor([[False, True], [False, False]])
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def lightness(colour: str) -> float:
+def lightness(colour):
     return 116 * luminance(colour) ** (1 / 3) - 16  # CIE L*
 
 
-def test_colours_darken_in_even_steps() -> None:
+def test_colours_darken_in_even_steps():
     steps = [lightness(a) - lightness(b) for a, b in itertools.pairwise(RAMP)]
     assert min(steps) > 0.7 * max(steps) > 0
 
 
-def test_numbers_can_be_read_on_every_shade() -> None:
+def test_numbers_can_be_read_on_every_shade():
     for percent in range(101):
         paper, text = luminance(shade(percent / 100)), luminance(ink(percent / 100))
         assert (max(paper, text) + 0.05) / (min(paper, text) + 0.05) >= 3.5
 
 
-def test_heatmap_has_labels_numbers_and_hatching() -> None:
+def test_heatmap_has_labels_numbers_and_hatching():
     ax = Figure().subplots()
     draw_heatmap(ax, MATRIX, ["a", "b"], ["c", "d"], hidden=HIDDEN, title="weights")
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("key (attended to)", "query")
@@ -58,30 +58,30 @@ def test_heatmap_has_labels_numbers_and_hatching() -> None:
     assert ax.collections[0].get_array().mask.tolist() == [[False, True], [False, False]]
 
 
-def test_heatmap_refuses_labels_that_do_not_fit() -> None:
+def test_heatmap_refuses_labels_that_do_not_fit():
     with pytest.raises(ValueError, match=r"matrix: expected \(3, 2\).*got \(2, 2\)"):
         draw_heatmap(Figure().subplots(), MATRIX, "abc", "ab")
 
 
-def printed(colour: bool) -> str:
+def printed(colour):
     out = io.StringIO()
     console = Console(file=out, force_terminal=colour, color_system="truecolor" if colour else None, width=80)
     print_heatmap(console, MATRIX, ["a", "b"], ["c", "d"], hidden=HIDDEN)
     return out.getvalue()
 
 
-def test_terminal_heatmap_is_plain_where_there_is_no_terminal() -> None:
+def test_terminal_heatmap_is_plain_where_there_is_no_terminal():
     lines = printed(colour=False).splitlines()
     assert [line.split() for line in lines] == [["c", "d"], ["a", "1.0000", "·"], ["b", "0.2500", "0.7500"]]
     assert len({len(line) for line in lines}) == 1
 
 
-def test_terminal_heatmap_has_colours_in_a_terminal() -> None:
+def test_terminal_heatmap_has_colours_in_a_terminal():
     red, green, blue = (int(RAMP[-1][i : i + 2], 16) for i in (1, 3, 5))
     assert f"48;2;{red};{green};{blue}" in printed(colour=True)
 
 
-def test_the_picture_in_the_documents_is_this_one() -> None:
+def test_the_picture_in_the_documents_is_this_one():
     """`regard stages --save docs/images/stages.png` draws it again."""
     from PIL import Image, ImageChops, ImageStat
 
@@ -96,9 +96,7 @@ def test_the_picture_in_the_documents_is_this_one() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
-def test_a_figure_is_saved_by_its_suffix_the_same_every_time(
-    tmp_path: Path, suffix: str, start: bytes
-) -> None:
+def test_a_figure_is_saved_by_its_suffix_the_same_every_time(tmp_path, suffix, start):
     first, second = tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"
     for path in (first, second):
         figure = Figure()
@@ -109,7 +107,7 @@ def test_a_figure_is_saved_by_its_suffix_the_same_every_time(
     assert sorted(tmp_path.iterdir()) == [first, second]
 
 
-def test_the_walk_shows_every_stage_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_walk_shows_every_stage_with_its_numbers(capsys):
     before = torch.get_rng_state()
     walk()
     out = capsys.readouterr().out

@@ -32,11 +32,11 @@ OTHER_SPELLINGS = re.compile(
 )
 
 
-def functions(tree: ast.AST) -> list[ast.FunctionDef]:
+def functions(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
-def test_the_package_lists_its_stages_in_order() -> None:
+def test_the_package_lists_its_stages_in_order():
     listed = re.findall(r"(\d+) (\w+)(?:\s+\(?and (\w+)\)?)?", stages.__doc__ or "")
     found = {name: int(number) for number, *names in listed for name in names if name}
     assert found == STAGES | BESIDE
@@ -48,19 +48,19 @@ def test_the_package_lists_its_stages_in_order() -> None:
     }
 
 
-def computes_attention(function: ast.FunctionDef) -> bool:
+def computes_attention(function):
     """Whether a function itself has q·kᵀ, a softmax over the keys, and weights times values."""
     lines = ast.unparse(function)
     return all(part in lines for part in (".mT", "torch.softmax(scores, dim=-1)", "weights @ "))
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_shows_its_whole_formula_in_one_function(name: str) -> None:
+def test_a_stage_shows_its_whole_formula_in_one_function(name):
     assert len([function for function in functions(TREES[name]) if computes_attention(function)]) == 1
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_imports_nothing_of_another_that_it_computes_with(name: str) -> None:
+def test_a_stage_imports_nothing_of_another_that_it_computes_with(name):
     """`join_heads` compares two stages, and masks of a batch are applied as stage 4 does it."""
     others = {
         alias.name
@@ -78,14 +78,13 @@ def test_a_stage_imports_nothing_of_another_that_it_computes_with(name: str) -> 
 
 
 @pytest.mark.parametrize("name", STAGES | BESIDE)
-def test_there_is_one_set_of_names(name: str) -> None:
+def test_there_is_one_set_of_names(name):
     assert OTHER_SPELLINGS.findall((FOLDER / f"{name}.py").read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_fits_on_a_page_and_says_every_shape(name: str) -> None:
+def test_a_stage_fits_on_a_page_and_says_every_shape(name):
     (function,) = [function for function in functions(TREES[name]) if computes_attention(function)]
-    assert function.end_lineno is not None
     lines = (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()
     body = lines[function.lineno - 1 : function.end_lineno]
     assert len(body) <= 20
@@ -94,7 +93,7 @@ def test_a_stage_fits_on_a_page_and_says_every_shape(name: str) -> None:
             assert re.search(r"#.*\(B, (H, )?T, \w+\)", line), line
 
 
-def spellings() -> list[list[list[str]]]:
+def spellings():
     """The rows of the table of spellings in the reference: the names in each cell."""
     text = (Path(__file__).parents[2] / "docs" / "reference" / "stages.md").read_text(encoding="utf-8")
     table = text.split("## Each tutorial's spelling")[1].split("\n## ")[0]
@@ -102,7 +101,7 @@ def spellings() -> list[list[list[str]]]:
     return [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]
 
 
-def test_the_names_in_the_table_of_spellings_exist() -> None:
+def test_the_names_in_the_table_of_spellings_exist():
     import transformers
     from torch import nn
     from transformers.models.gpt2 import modeling_gpt2

@@ -1,10 +1,7 @@
 """The stages: names, signatures and attributes that their readers expect; results; kind errors."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 import regard
 from regard.stages import (
@@ -30,7 +27,7 @@ from regard.stages import (
 )
 from tests.sampling import together
 
-LAYERS: dict[str, Callable[[], nn.Module]] = {
+LAYERS = {
     "UnscaledSelfAttention": lambda: UnscaledSelfAttention(8),
     "SelfAttention": lambda: SelfAttention(8),
     "CausalSelfAttention": lambda: CausalSelfAttention(8, 6),
@@ -47,7 +44,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 BOUNDED = ("CausalSelfAttention", "Head", "LearnedPositions")
 
 
-def output(result: Tensor | tuple[Tensor, object]) -> Tensor:
+def output(result):
     return result[0] if isinstance(result, tuple) else result
 
 
@@ -68,14 +65,12 @@ THREE = {"W_q", "W_k", "W_v"}
         ("CachedMultiHeadAttention", THREE | {"W_o"}),
     ],
 )
-def test_projections_have_these_names_and_no_bias_and_nothing_else_is_saved(
-    name: str, projections: set[str]
-) -> None:
+def test_projections_have_these_names_and_no_bias_and_nothing_else_is_saved(name, projections):
     assert set(LAYERS[name]().state_dict()) == {f"{projection}.weight" for projection in projections}
 
 
 @pytest.mark.parametrize("name", ["CausalSelfAttention", "Head"])
-def test_masks_are_boolean_buffers_that_say_what_is_visible(name: str) -> None:
+def test_masks_are_boolean_buffers_that_say_what_is_visible(name):
     layer = LAYERS[name]()
     assert torch.equal(dict(layer.named_buffers())["causal_mask"], torch.ones(6, 6).tril().bool())
     assert layer.to("meta").causal_mask.device.type == "meta"  # it moves with the module
@@ -83,7 +78,7 @@ def test_masks_are_boolean_buffers_that_say_what_is_visible(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 @together("shape", [(2, 6, 8), (6, 8), (2, 3, 5, 8), (2, 0, 8), (0, 8), (0, 6, 8), (1, 1, 8)])
-def test_any_batch_and_length_even_none(name: str, shape: tuple[int, ...]) -> None:
+def test_any_batch_and_length_even_none(name, shape):
     result = output(LAYERS[name]()(torch.randn(shape)))
     width = {"Head": 4, "SeparateHeads": 6, "MultiHeadAttention": 6}.get(name, 8)
     assert result.shape == (*shape[:-1], width)
@@ -91,7 +86,7 @@ def test_any_batch_and_length_even_none(name: str, shape: tuple[int, ...]) -> No
 
 @pytest.mark.parametrize("name", LAYERS)
 @together("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
+def test_any_float_dtype_and_a_gradient(name, dtype):
     layer, x = LAYERS[name]().to(dtype), torch.randn(2, 6, 8, dtype=dtype, requires_grad=True)
     result = output(layer(x))
     assert result.dtype == dtype
@@ -99,7 +94,7 @@ def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
-def test_dropout_acts_on_the_weights_in_training_only() -> None:
+def test_dropout_acts_on_the_weights_in_training_only():
     head, x = Head(8, 4, 64, dropout=0.5), torch.randn(64, 8)
     _, dropped = head.attention(x)
     _, whole = head.eval().attention(x)
@@ -113,11 +108,11 @@ def test_dropout_acts_on_the_weights_in_training_only() -> None:
     assert torch.equal(multi.eval()(x), multi(x))
 
 
-def test_efficient_masking_of_a_row_that_may_look_at_nothing_is_zero() -> None:
+def test_efficient_masking_of_a_row_that_may_look_at_nothing_is_zero():
     assert efficient_masking(torch.randn(1, 3), torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[0, 0, 0]]
 
 
-def test_check_against_pytorch_notices_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_against_pytorch_notices_a_wrong_head(monkeypatch):
     monkeypatch.setattr(Head, "forward", lambda self, x: self.attention(x)[0] * 1.001)
     with pytest.raises(AssertionError, match="at most 1e-06, got"):
         check_against_pytorch()
@@ -135,7 +130,7 @@ def test_check_against_pytorch_notices_a_wrong_head(monkeypatch: pytest.MonkeyPa
         ([[1.0]], r"^x: expected a torch.Tensor, got list"),
     ],
 )
-def test_bad_sequences_are_answered_kindly(name: str, x: Tensor, message: str) -> None:
+def test_bad_sequences_are_answered_kindly(name, x, message):
     with pytest.raises(ValueError, match=message):
         LAYERS[name]()(x)
 
@@ -144,7 +139,7 @@ X, BATCH = torch.randn(2, 6, 8), torch.randn(2, 1, 8)
 CACHED = CachedMultiHeadAttention(8, 2)
 GPT_OF_16 = SmallGPT(16, 8, 8, 2, 1)
 SCORES, MASK = torch.randn(2, 2), regard.causal_mask(2)
-REFUSED: list[tuple[Callable[[], object], str]] = [
+REFUSED = [
     (lambda: MultiHeadAttention(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
     (lambda: ProjectedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
     (lambda: MultiHeadAttention(3, 4, 0), "num_heads: expected a whole number of at least 1, got 0"),
@@ -190,6 +185,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @together(("call", "message"), REFUSED)
-def test_wrong_use_is_answered_kindly(call: Callable[[], object], message: str) -> None:
+def test_wrong_use_is_answered_kindly(call, message):
     with pytest.raises(ValueError, match=message):
         call()

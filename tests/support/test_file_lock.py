@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -25,21 +24,20 @@ time.sleep(60)
 """
 
 
-def owner(folder: Path, then: str = "") -> subprocess.Popen[str]:
+def owner(folder, then=""):
     """A process that has locked a folder, and has then done something."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER.format(then=then), str(folder)], stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     return process
 
 
-def take(folder: Path) -> FileLock:
+def take(folder):
     return FileLock(folder / ".lock", "out", folder)
 
 
-def test_the_second_is_told_who_is_first_and_what_to_do(tmp_path: Path) -> None:
+def test_the_second_is_told_who_is_first_and_what_to_do(tmp_path):
     process = owner(tmp_path)
     message = (
         rf"out: .*{tmp_path.name} is in use by process {process.pid} on .*: "
@@ -58,7 +56,7 @@ def test_the_second_is_told_who_is_first_and_what_to_do(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_children_of_a_killed_owner_do_not_hold_its_lock(tmp_path: Path) -> None:
+def test_the_children_of_a_killed_owner_do_not_hold_its_lock(tmp_path):
     process = owner(tmp_path, "os.setsid()\nif os.fork() == 0: time.sleep(60)")
     try:
         with pytest.raises(InUseError):
@@ -71,7 +69,7 @@ def test_the_children_of_a_killed_owner_do_not_hold_its_lock(tmp_path: Path) -> 
         process.communicate()
 
 
-def test_a_child_that_ends_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
+def test_a_child_that_ends_leaves_the_lock_to_its_parent(tmp_path):
     """Even one that runs the exit handlers which it inherits."""
     process = owner(tmp_path, "if os.fork() == 0: lock.release(); sys.exit()\nos.wait()")
     try:
@@ -82,7 +80,7 @@ def test_a_child_that_ends_leaves_the_lock_to_its_parent(tmp_path: Path) -> None
         process.communicate()
 
 
-def test_the_owner_in_a_file_cannot_write_to_a_terminal(tmp_path: Path) -> None:
+def test_the_owner_in_a_file_cannot_write_to_a_terminal(tmp_path):
     with take(tmp_path):
         (tmp_path / ".lock").write_text("\x1b[2Jprocess 7")
         with pytest.raises(InUseError, match=r"is in use by \[2Jprocess 7: wait"):
@@ -92,10 +90,8 @@ def test_the_owner_in_a_file_cannot_write_to_a_terminal(tmp_path: Path) -> None:
             take(tmp_path)
 
 
-def test_a_file_system_without_flock_is_said_to_be_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def flock(descriptor: int, operation: int) -> None:
+def test_a_file_system_without_flock_is_said_to_be_one(tmp_path, monkeypatch):
+    def flock(descriptor, operation):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
@@ -103,7 +99,7 @@ def test_a_file_system_without_flock_is_said_to_be_one(
         take(tmp_path).release()
 
 
-def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
     (tmp_path / "valuable").write_text("content")
     (tmp_path / ".lock").symlink_to(tmp_path / "valuable")
     with pytest.raises(OSError, match="out: expected a place that can be written to"):
@@ -128,7 +124,7 @@ for check, place in ((check_folder, folder), (check_folder, folder / "run"), (ch
 
 
 @pytest.mark.at_length("test_a_link_in_place_of_the_lock_is_not_followed")
-def test_a_read_only_folder_is_reported_as_such() -> None:
+def test_a_read_only_folder_is_reported_as_such():
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o555)
         done = subprocess.run(

@@ -48,20 +48,20 @@ LINKS = [
         ("[" + "[]," * 3_000_000 + "[]]", "expected JSON of at most 4,194,304 values, got about 6,000,002"),
     ],
 )
-def test_json_that_is_refused(text: str, says: str) -> None:
+def test_json_that_is_refused(text, says):
     with pytest.raises(ValueError, match=says) as caught:
         parse_json(text)
     assert len(str(caught.value)) < 300
 
 
-def test_json_that_is_read() -> None:
+def test_json_that_is_read():
     assert parse_json(r'{"a": [9223372036854775807, -1.5, null, "\ud83d\ude00"]}') == {
         "a": [(1 << 63) - 1, -1.5, None, "\U0001f600"]
     }
     assert str(parse_json("[NaN, Infinity]", finite=False)) == "[nan, inf]"
 
 
-def test_fields_have_types() -> None:
+def test_fields_have_types():
     assert get_field({"a": 1}, "a", int) == 1
     assert check_type("a", 1, float) == 1.0
     for value, kind, says in (
@@ -75,13 +75,13 @@ def test_fields_have_types() -> None:
         get_field({}, "b", str)
 
 
-def test_an_error_is_one_line_without_control_characters() -> None:
+def test_an_error_is_one_line_without_control_characters():
     message = str(FileError("a\x1b[31m\nb" + "c" * 5000))
     assert message.startswith(r"a\u001b[31m\nbc")
     assert len(message) < 1100
 
 
-def test_errors_get_the_name_of_the_file_once() -> None:
+def test_errors_get_the_name_of_the_file_once():
     with (
         pytest.raises(CaptureFileError, match=r"^map is damaged: shape: odd$"),
         naming_errors(Path("other"), ModelFileError),
@@ -91,7 +91,7 @@ def test_errors_get_the_name_of_the_file_once() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), BaseException("a panic\nof Rust")])
-def test_whatever_a_library_raises_becomes_ours(error: BaseException) -> None:
+def test_whatever_a_library_raises_becomes_ours(error):
     with (
         pytest.raises(ModelFileError, match=r"^x is not a model: ('x'|MemoryError|a panic)$"),
         converting_errors(Path("x"), ModelFileError, "a model"),
@@ -99,12 +99,12 @@ def test_whatever_a_library_raises_becomes_ours(error: BaseException) -> None:
         raise error
 
 
-def test_ctrl_c_is_no_error_of_a_file() -> None:
+def test_ctrl_c_is_no_error_of_a_file():
     with pytest.raises(KeyboardInterrupt), converting_errors(Path("x"), ModelFileError, "a model"):
         raise KeyboardInterrupt
 
 
-def make(folder: Path, kind: str) -> Path:
+def make(folder, kind):
     """Something that is no regular file."""
     path = folder / "odd"
     if kind == "pipe":
@@ -120,9 +120,7 @@ def make(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "socket", "missing"])
-def test_what_is_no_regular_file_is_never_opened(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_regular_file_is_never_opened(kind, tmp_path, monkeypatch):
     """Opening a pipe would wait for ever, and reading /dev/zero would never end."""
     monkeypatch.chdir(tmp_path)
     path = make(tmp_path, kind)
@@ -143,7 +141,7 @@ INDEX = "model.safetensors.index.json"
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors", INDEX, "tokenizer.json", "generation_config.json"]
 )
-def test_every_file_of_a_model_is_a_regular_one_and_no_link_to_nowhere(name: str, tmp_path: Path) -> None:
+def test_every_file_of_a_model_is_a_regular_one_and_no_link_to_nowhere(name, tmp_path):
     """Without its tokenizer or generation config a model would load, and be another one."""
     model = GPT(Config(vocab_size=8, context_length=4, num_layers=1, num_heads=1, d_model=2))
     model.save(tmp_path / "model")
@@ -161,14 +159,14 @@ def test_every_file_of_a_model_is_a_regular_one_and_no_link_to_nowhere(name: str
         path.unlink()
 
 
-def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_too_long_is_not_read(tmp_path):
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 40)  # sparse: it takes no room on the disk
     with pytest.raises(ModelFileError, match=r"of at most 16,777,216 bytes, got 1,099,511,627,776"):
         read_json(tmp_path / "config.json", ModelFileError)
 
 
-def test_a_text_of_zero_bytes_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_a_text_of_zero_bytes_is_not_read_to_its_end(tmp_path):
     with (tmp_path / "book.txt").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(TextFileError, match="zero bytes"):
@@ -177,7 +175,7 @@ def test_a_text_of_zero_bytes_is_not_read_to_its_end(tmp_path: Path) -> None:
         list(read_chunks(tmp_path / "book.txt", "corpus"))
 
 
-def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+def test_text_that_is_not_utf_8_is_named(tmp_path):
     (tmp_path / "config.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(
         ModelFileError, match=r"config\.json: expected a JSON file in UTF-8, and byte 7 is not"

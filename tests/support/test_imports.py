@@ -54,7 +54,7 @@ SIGNALS = (
 )
 
 
-def test_no_file_imports_at_its_top_what_only_posix_has() -> None:
+def test_no_file_imports_at_its_top_what_only_posix_has():
     """Unless it is in a `try` or an `if`, or in a function."""
     for path, tree in trees().items():
         found = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
@@ -63,7 +63,7 @@ def test_no_file_imports_at_its_top_what_only_posix_has() -> None:
 
 
 @pytest.mark.at_length("test_no_file_imports_at_its_top_what_only_posix_has")
-def test_every_module_is_imported_without_what_only_posix_has() -> None:
+def test_every_module_is_imported_without_what_only_posix_has():
     program = PROGRAM.replace("HIDDEN_MODULES", repr(HIDDEN_MODULES))
     program = program.replace("OS_NAMES", repr(OS_NAMES)).replace("SIGNALS", repr(SIGNALS))
     result = subprocess.run(
@@ -94,6 +94,6 @@ print("torch._prims" in sys.modules, torch._meta_registrations.__file__ is not N
 @pytest.mark.at_length(
     "test_every_public_name_needs_only_torch_numpy_and_safetensors_and_a_model_no_compiler"
 )
-def test_the_kernels_for_shapes_are_imported_later() -> None:
+def test_the_kernels_for_shapes_are_imported_later():
     done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False False", "True True (1, 1, 4, 8)"]

@@ -6,8 +6,6 @@ import io
 import json
 import re
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,29 +30,29 @@ from regard.support.table import MOST_ROWS, Table
 from tests.captures import captured
 
 
-def shown(thing: Any) -> dict[str, str]:
-    bundle: dict[str, str] = thing._repr_mimebundle_()
+def shown(thing):
+    bundle = thing._repr_mimebundle_()
     assert set(bundle) <= {"text/plain", "text/html", "image/png"}
     assert "object at 0x" not in bundle["text/plain"]
     assert not re.search("<script|<iframe|<[^>]*onerror", bundle.get("text/html", ""))
     return bundle
 
 
-def picture(thing: Any) -> np.ndarray[Any, Any]:
+def picture(thing):
     """The pixels of the picture, which the HTML holds as well."""
     bundle = shown(thing)
     assert bundle["image/png"] in bundle["text/html"]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))))
 
 
-def test_text_in_a_table_is_only_text_and_a_long_table_is_cut() -> None:
+def test_text_in_a_table_is_only_text_and_a_long_table_is_cut():
     page = Table(["<b>"], [("<script>alert(1)</script>",)] * (MOST_ROWS + 3)).html()
     assert "<script" not in page
     assert page.count("<tr>") == MOST_ROWS + 1
     assert f"The first {MOST_ROWS} of {MOST_ROWS + 3} rows" in page
 
 
-def test_a_map_is_a_picture_that_is_darker_where_attention_is() -> None:
+def test_a_map_is_a_picture_that_is_darker_where_attention_is():
     m = captured(8)[0, 1]
     pixels = picture(m).astype(int).sum(2)
     cell = pixels.shape[0] // 8
@@ -66,7 +64,7 @@ def test_a_map_is_a_picture_that_is_darker_where_attention_is() -> None:
     assert (darkness.flatten()[order].diff() >= 0).all()
 
 
-def test_a_difference_diverges_from_0_and_nan_is_grey() -> None:
+def test_a_difference_diverges_from_0_and_nan_is_grey():
     seen = captured(6)
     below, above = picture(seen[0, 0] - seen[0, 1]), picture(seen[0, 1] - seen[0, 0])
     assert not np.array_equal(below, above)
@@ -75,7 +73,7 @@ def test_a_difference_diverges_from_0_and_nan_is_grey() -> None:
     assert (picture(broken) == picture(broken)[0, 0]).all()
 
 
-def test_an_empty_map_and_one_that_is_too_large_are_text() -> None:
+def test_an_empty_map_and_one_that_is_too_large_are_text():
     empty = regard.attention_map(torch.randn(0, 4), torch.randn(3, 4))
     assert set(shown(empty)) == {"text/plain"}
     large = regard.attention_map(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
@@ -98,7 +96,7 @@ def test_an_empty_map_and_one_that_is_too_large_are_text() -> None:
     ],
     ids=str,
 )
-def test_a_mask_is_a_picture_of_what_is_visible(mask: regard.Mask) -> None:
+def test_a_mask_is_a_picture_of_what_is_visible(mask):
     T, S = mask.picture_shape()
     dense = mask.to_dense(T, S)
     visible = dense[0, 0] if dense.ndim == 4 else dense
@@ -108,7 +106,7 @@ def test_a_mask_is_a_picture_of_what_is_visible(mask: regard.Mask) -> None:
         assert np.array_equal(cells[:T, :S], visible.numpy())
 
 
-def test_tables_certificates_and_effects_say_what_they_hold() -> None:
+def test_tables_certificates_and_effects_say_what_they_hold():
     seen = captured(12, model="<b>")
     assert "certified" in shown(seen.certificate)["text/html"]
     assert repr(seen.certificate) == "Certificate(2 of 2 layers certified)"
@@ -125,7 +123,7 @@ def test_tables_certificates_and_effects_say_what_they_hold() -> None:
     assert "more than the band of 2 random edits (2 draws: weak)" in shown(effect)["text/html"]
 
 
-def test_a_capture_is_a_picture_and_a_sentence_without_the_page() -> None:
+def test_a_capture_is_a_picture_and_a_sentence_without_the_page():
     seen = captured(16, tokens=["</p><img src=x onerror=alert(1)>"] * 16, model="</p><script>")
     bundle = shown(seen)
     assert picture(seen).size
@@ -136,9 +134,7 @@ def test_a_capture_is_a_picture_and_a_sentence_without_the_page() -> None:
 
 
 @pytest.mark.parametrize("has_matplotlib", [True, False])
-def test_the_picture_of_a_capture_names_tokens_and_its_scale(
-    has_matplotlib: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_of_a_capture_names_tokens_and_its_scale(has_matplotlib, monkeypatch):
     drawn = []
     monkeypatch.setattr(capture_output, "figure", lambda *x, **y: drawn.append(figure(*x, **y)) or drawn[0])
     if not has_matplotlib:
@@ -155,12 +151,11 @@ def test_the_picture_of_a_capture_names_tokens_and_its_scale(
     assert "One cell is one weight. The colours are linear." in words
 
 
-def test_predictions_steps_edits_and_layers_are_tables_or_sentences() -> None:
+def test_predictions_steps_edits_and_layers_are_tables_or_sentences():
     model = GPT.from_pretrained("default")
     seen = regard.capture(model, text="The cat sat. The cat", predictions=True)
-    assert seen.predictions is not None
     page = shown(seen.predictions)["text/html"]
-    assert page.count("<tr>") == len(seen.tokens[0]) + 1  # type: ignore[index]
+    assert page.count("<tr>") == len(seen.tokens[0]) + 1
     assert f"{seen.predictions.probabilities[0, 3, 0]:.1%}" in page
     assert repr(seen.predictions).startswith("Predictions(1 text of ")
     layers = shown(seen.layers)["text/html"]
@@ -188,7 +183,7 @@ UNSAFE = re.compile(
 )
 
 
-def test_nothing_unsafe_is_left_and_json_stays_json() -> None:
+def test_nothing_unsafe_is_left_and_json_stays_json():
     assert escape(HOSTILE).startswith("\\u001b[31mred\\u001b]52;")
     shown = escape(json.dumps(HOSTILE, ensure_ascii=False))
     assert not UNSAFE.search(shown)
@@ -199,11 +194,11 @@ def test_nothing_unsafe_is_left_and_json_stays_json() -> None:
 @pytest.mark.parametrize(
     "text", ["", "a\tb\nc", "naïve – “weights” √D", "日本語", "می‌خواهم", "👩‍💻 ❤️", "C:\\x1b"]
 )
-def test_what_is_harmless_stays(text: str) -> None:
+def test_what_is_harmless_stays(text):
     assert escape(text) == text
 
 
-def test_a_report_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_shows_them(capsys):
     diagnosis = Diagnosis("no-scale", HOSTILE, HOSTILE, HOSTILE)
     checks = [
         Check(f"{HOSTILE}{status}", status, HOSTILE) for status in ("passed", "failed", "skipped", "warning")
@@ -217,7 +212,7 @@ def test_a_report_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert not UNSAFE.search(str(CheckError(HOSTILE)))
 
 
-def test_names_and_messages_of_checked_code_are_shown(tmp_path: Path) -> None:
+def test_names_and_messages_of_checked_code_are_shown(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "def attention(q, k, v):\n"
@@ -230,9 +225,7 @@ def test_names_and_messages_of_checked_code_are_shown(tmp_path: Path) -> None:
     assert "could not be checked: \\u001b[31mred" in json.loads(said.stdout)["error"]
 
 
-def test_an_error_shows_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_error_shows_them(monkeypatch, capsys, tmp_path):
     name = HOSTILE.replace("\ud800", "")
     page = ["--out", str(tmp_path / "page.html")]
     for words in (["generate", "x", "--model", name], ["inspect", name, *page], ["heads", "--model", name]):
@@ -242,7 +235,7 @@ def test_an_error_shows_them(
         assert not UNSAFE.search(capsys.readouterr().err)
 
 
-def test_a_table_of_heads_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_heads_shows_them(capsys):
     from rich.console import Console
 
     scores = {"sink": Score(*[0.5] * len(Score._fields))}

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from tests.patience import has_ended, wait_until
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     """A folder for temporary files, with a module `program` that runs its argument."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "program.py").write_text("import os, signal, sys, time\nexec(sys.argv[1])\n")
@@ -28,7 +27,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "temporary"
 
 
-def ends(processes: Supervision, count: int) -> list[str]:
+def ends(processes, count):
     """Wait until the first so many processes have ended, and return how."""
     wait_until(lambda: all(processes.describe_end(index) for index in range(count)))
     return [processes.describe_end(index) for index in range(count)]
@@ -44,7 +43,7 @@ def ends(processes: Supervision, count: int) -> list[str]:
         ("os.kill(os.getpid(), signal.SIGRTMIN + 2)", "crashed with signal"),
     ],
 )
-def test_how_a_process_ended_is_said(code: str, says: str, temporary: Path) -> None:
+def test_how_a_process_ended_is_said(code, says, temporary):
     with Supervision("test") as processes:
         processes.start("program", code)
         assert ends(processes, 1)[0].startswith(says)
@@ -52,7 +51,7 @@ def test_how_a_process_ended_is_said(code: str, says: str, temporary: Path) -> N
     assert list(temporary.iterdir()) == []
 
 
-def test_each_process_has_its_environment_and_one_folder_for_temporary_files(temporary: Path) -> None:
+def test_each_process_has_its_environment_and_one_folder_for_temporary_files(temporary):
     code = "import tempfile; open(f'{tempfile.gettempdir()}/../{os.environ[\"NAME\"]}', 'w')"
     with Supervision("test") as processes:
         for name in ("first", "second"):
@@ -65,11 +64,11 @@ CHILD = "import subprocess; child = subprocess.Popen(['sleep', '3600']); "
 WRITE = "open('{file}', 'w').write(f'{{os.getpid()}} {{child.pid}} '); child.wait()"
 
 
-def test_the_end_of_the_block_ends_what_was_started(temporary: Path) -> None:
+def test_the_end_of_the_block_ends_what_was_started(temporary):
     """In a thread, too; `global_state` compares the handlers and the threads after every test."""
     file = temporary.parent / "pids"
 
-    def run() -> None:
+    def run():
         with Supervision("test") as processes:
             processes.start("program", CHILD + WRITE.format(file=file))
             wait_until(lambda: file.exists() and file.read_text().endswith(" "))
@@ -82,7 +81,7 @@ def test_the_end_of_the_block_ends_what_was_started(temporary: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_a_process_ends_when_its_parent_is_killed(temporary: Path) -> None:
+def test_a_process_ends_when_its_parent_is_killed(temporary):
     code = """
 import sys, time
 from regard.support.supervision import Supervision
@@ -99,7 +98,7 @@ with Supervision("test") as processes:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_that_comes_twice_is_one_request(number: signal.Signals) -> None:
+def test_a_signal_that_comes_twice_is_one_request(number):
     before = signal.getsignal(number)
     with stop_on_signal() as stop:
         assert not stop.is_set()
@@ -109,7 +108,7 @@ def test_a_signal_that_comes_twice_is_one_request(number: signal.Signals) -> Non
     assert signal.getsignal(number) is before
 
 
-def test_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_one_interrupts(monkeypatch):
     monkeypatch.setattr(processes, "SECONDS_OF_ONE_REQUEST", 0.0)
     with stop_on_signal():
         signal.raise_signal(signal.SIGTERM)
@@ -117,7 +116,7 @@ def test_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_what_is_ignored_stays_ignored():
     """As SIGHUP is under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -4,7 +4,6 @@ import ast
 import importlib
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -22,13 +21,13 @@ MODULES = {  # how the module's own imports name parts of PyTorch
 }
 
 
-def entries() -> Iterator[tuple[str, str]]:
+def entries():
     """Each name of the table as PyTorch's own path, and what is said of it."""
     body = trees()[TABLE].body
     for node, after in itertools.pairwise(body):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
             head, _, rest = ast.unparse(node.value).partition(".")
-            text = after.value.value if isinstance(after, ast.Expr) else ""  # type: ignore[attr-defined]
+            text = after.value.value if isinstance(after, ast.Expr) else ""
             yield f"{MODULES.get(head, head)}.{rest}", " ".join(str(text).split())
     for function in (node for node in body if isinstance(node, ast.FunctionDef)):
         text = " ".join((ast.get_docstring(function) or "").split())
@@ -38,7 +37,7 @@ def entries() -> Iterator[tuple[str, str]]:
     yield "torch._dynamo.eval_frame.OptimizedModule", "If gone: `type(torch.compile(nn.Identity()))`."
 
 
-def is_there(path: str) -> bool:
+def is_there(path):
     """Whether PyTorch has a name, in a module that may have to be imported first."""
     module = path.rpartition(".")[0]
     for parent in (module, module.rpartition(".")[0]):
@@ -47,19 +46,19 @@ def is_there(path: str) -> bool:
         except ImportError:
             continue
         for step in path.removeprefix(f"{parent}.").split("."):
-            found = getattr(found, step, None)  # type: ignore[assignment]
+            found = getattr(found, step, None)
         return found is not None
     owner = torch  # `torch.ops.aten` is no module
     for step in path.split(".")[1:]:
-        owner = getattr(owner, step, None)  # type: ignore[assignment]
+        owner = getattr(owner, step, None)
     return owner is not None
 
 
-def owners() -> list[object]:
+def owners():
     """Objects of PyTorch that have the private attributes of the table."""
     module = torch.nn.Linear(1, 1)
 
-    def identity(x: torch.Tensor) -> torch.Tensor:
+    def identity(x):
         return x.clone()
 
     operator = torch.library.custom_op("regard_tests::identity", mutates_args=())(identity)
@@ -70,13 +69,13 @@ def owners() -> list[object]:
     return [module, torch.empty(0), storage, overload, operator, constant, forward_ad, torch, *compiled]
 
 
-def test_every_name_is_there() -> None:
+def test_every_name_is_there():
     missing = [f"{path}: {text}" for path, text in entries() if not is_there(path)]
     assert missing == [], f"PyTorch {torch.__version__} lacks " + "\n".join(missing)
 
 
 @pytest.mark.at_length("test_every_name_is_there")
-def test_every_attribute_is_there() -> None:
+def test_every_attribute_is_there():
     things = owners()
     missing = [
         f"{name}: {text}" for name, text in ATTRIBUTES.items() if not any(hasattr(x, name) for x in things)
@@ -84,18 +83,18 @@ def test_every_attribute_is_there() -> None:
     assert missing == [], f"PyTorch {torch.__version__} lacks " + "\n".join(missing)
 
 
-def test_every_entry_says_what_replaces_it() -> None:
+def test_every_entry_says_what_replaces_it():
     table = dict(entries())
     assert len(table) > 30
     assert [name for name, text in (table | ATTRIBUTES).items() if "If gone: " not in text] == []
 
 
-def is_private(path: str) -> bool:
+def is_private(path):
     first, *rest = path.split(".")
     return first == "torch" and any(x.startswith("_") and not x.startswith("__") for x in rest)
 
 
-def private_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def private_names(nodes):
     """The private names of PyTorch that a file mentions: as an attribute, or by an import."""
     for node in nodes:
         match node:
@@ -110,7 +109,7 @@ def private_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield from filter(is_private, (name.name for name in names))
 
 
-def _is_private_somewhere(node: ast.AST) -> bool:
+def _is_private_somewhere(node):
     """Whether a part of a dotted name is private. `ast.unparse` takes seconds for all of them."""
     while isinstance(node, ast.Attribute):
         if node.attr.startswith("_"):
@@ -119,7 +118,7 @@ def _is_private_somewhere(node: ast.AST) -> bool:
     return False
 
 
-def test_no_private_name_is_elsewhere() -> None:
+def test_no_private_name_is_elsewhere():
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
         for path, found_in in nodes().items()
@@ -129,7 +128,7 @@ def test_no_private_name_is_elsewhere() -> None:
     assert found == set(), "name it in support/torch_internals.py"
 
 
-def test_no_private_attribute_is_missing_from_the_table() -> None:
+def test_no_private_attribute_is_missing_from_the_table():
     """Those that some object of PyTorch has, read from something that is not `self`."""
     things = [*owners()[:4], forward_ad]
     found = set()

@@ -11,7 +11,7 @@ from tests.patience import HANGING
 FOLDER = Path(__file__).parent
 
 
-def test_there_is_a_file_for_every_module_that_computes() -> None:
+def test_there_is_a_file_for_every_module_that_computes():
     names = {path.name.removesuffix(".test.js") for path in FOLDER.glob("*.test.js")}
     views = {
         "curves",
@@ -29,7 +29,7 @@ def test_there_is_a_file_for_every_module_that_computes() -> None:
     assert views | parts | sources <= names
 
 
-def test_node() -> None:
+def test_node():
     """One process for all files: starting one takes longer than most tests."""
     node = compute_driver_executable()[0]  # the one that Playwright brings along
     options = ["--test", "--test-isolation=none", "--test-reporter=tap"]

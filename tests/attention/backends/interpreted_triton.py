@@ -196,27 +196,17 @@ def with_nan():
     return KernelMap(q, k, lse, mask, 0.25, None)
 
 
+FILLING = (2, 4), (8, 2), (2, 1), (64, 32)  # numbers of bins that fill blocks
+
+
 @pytest.mark.at_length("test_interpreted")
 @pytest.mark.parametrize(
-    ("mask", "rows", "cols"),
-    [
-        (mask, *bins)
-        for mask, bins in share(
-            product([causal, causal & window(20), window(9, ahead=30)], [(2, 4), (8, 2), (2, 1), (64, 32)]), 6
-        )
-    ],
+    ("mask", "bins"),
+    share(product([causal, causal & window(20), window(9, ahead=30)], FILLING), 6),
     ids=str,
 )
-def test_pool_of_bins_that_fill_blocks(rows, cols, mask):
-    cases.pool(mask, rows, cols, 64, F32, 16)
-
-
-@pytest.mark.at_length("test_interpreted")
-def test_column_sums_beside_rows_and_keys_that_hold_nan():
-    m, w = with_nan(), torch.randn(2, 2, 20)
-    m.q[:, :, 3] = torch.nan
-    w[:, :, 3] = 0.0
-    assert torch.isfinite(column_sums.column_sums(m, w)).all()
+def test_pool_of_bins_that_fill_blocks(mask, bins):
+    cases.pool(mask, *bins, 64, F32, 16)
 
 
 @pytest.mark.parametrize("mask", share([causal, window(9, ahead=5), padding([21])], 3), ids=str)
@@ -242,16 +232,6 @@ def test_topk_of_equal_weights():
         assert seen[-1] <= row
 
 
-@pytest.mark.at_length("test_interpreted")
-def test_row_sums_and_topk_beside_keys_that_hold_nan():
-    m = with_nan()
-    assert torch.isfinite(row_reductions.row_sums(m)).all()
-    weights, keys = row_reductions.topk(m, 4)
-    assert torch.isfinite(weights).all()
-    assert (keys[0] == -1).all()
-    assert (keys[1] >= 0).all()
-
-
 @pytest.mark.parametrize(("dtype", "softcap"), combine([torch.float32, torch.float16], [None, 1.5]))
 def test_diagonal(dtype, softcap):
     q, k, _ = draw(70, 70, D=20, dtype=dtype)
@@ -268,20 +248,13 @@ def true_statistics(weights, masked, first_position):
 
 
 @pytest.mark.parametrize(
-    ("mask", "rows", "cols"),
-    [
-        (mask, *bins)
-        for mask, bins in share(
-            product([causal, causal & window(20), causal | prefix(5)], [(2, 4), (8, 2), (2, 1), (64, 32)]), 12
-        )
-    ],
-    ids=str,
+    ("mask", "bins"), share(product([causal, causal & window(20), causal | prefix(5)], FILLING), 12), ids=str
 )
-def test_summary_of_bins_that_fill_blocks(rows, cols, mask):
+def test_summary_of_bins_that_fill_blocks(mask, bins):
     """Cells and statistics from one pass: bins of several to a block, of one block, and of several blocks."""
     m, steps = square(mask)
-    found = pool.summary(m, 0, rows, cols)
-    truths = *true_cells(steps.weights, rows, cols), *true_statistics(steps.weights, steps.masked, 0)
+    found = pool.summary(m, 0, *bins)
+    truths = *true_cells(steps.weights, *bins), *true_statistics(steps.weights, steps.masked, 0)
     for result, truth in zip(found, truths, strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
     for alone, result in zip(row_reductions.statistics(m, 0), found[2:], strict=True):
@@ -317,10 +290,18 @@ def test_statistics_and_pool_of_some_rows_and_keys(mask):
 
 
 @pytest.mark.at_length("test_interpreted")
-def test_statistics_of_keys_nobody_sees():
-    m = with_nan()
+def test_keys_nobody_sees_may_hold_nan():
+    m, w = with_nan(), torch.randn(2, 2, 20)
+    assert torch.isfinite(row_reductions.row_sums(m)).all()
+    weights, keys = row_reductions.topk(m, 4)
+    assert torch.isfinite(weights).all()
+    assert (keys[0] == -1).all()
+    assert (keys[1] >= 0).all()
     for result in row_reductions.statistics(m, 40):
         assert not result.isnan().any()
+    w[:, :, 3] = 0.0  # nor matters a query of no weight
+    of_nan = m._replace(q=m.q.clone().index_fill_(2, torch.tensor([3]), torch.nan))
+    assert torch.isfinite(column_sums.column_sums(of_nan, w)).all()
     m.k[1, :, 3] = torch.nan  # and one that all see
     for result in row_reductions.statistics(m, 40):
         assert torch.isnan(result[1]).all()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -168,37 +167,27 @@ OURS, THEIRS = (
 )
 
 
-def test_the_first_kernel_that_is_compiled_is_announced_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_kernel_that_is_compiled_is_announced_once(monkeypatch, capsys):
     monkeypatch.setattr(compile_notice, "_is_watched", lambda: True)
-    heard: list[dict[str, Any]] = []
+    heard = []
     notice = compile_notice.CompileNotice(lambda **event: heard.append(event))
     notice(src=OURS, cache_hit=True, times=None)
     notice(src=THEIRS, cache_hit=False, times=None)
-    notice(
-        src=SimpleNamespace(path="a.ttir"), cache_hit=False, times=None
-    )  # compiled from a file: has no function
+    notice(src=SimpleNamespace(path="a.ttir"), cache_hit=False, times=None)  # of a file: has no function
     assert capsys.readouterr().err == ""
     notice(src=OURS, cache_hit=False, times=None)
     notice(src=OURS, cache_hit=False, times=None)
     assert capsys.readouterr().err == compile_notice.LINE + "\n"
-    assert [event["cache_hit"] for event in heard] == [
-        True,
-        False,
-        False,
-        False,
-        False,
-    ]  # by the other listener
+    assert [event["cache_hit"] for event in heard] == [True] + [False] * 4  # by the other listener
 
 
-def test_a_log_file_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_gets_no_line(capsys):
     compile_notice.CompileNotice()(src=OURS, cache_hit=False, times=None)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.at_length("test_the_first_kernel_that_is_compiled_is_announced_once")
-def test_triton_calls_the_listener_once_kernels_are_loaded() -> None:
+def test_triton_calls_the_listener_once_kernels_are_loaded():
     program = (
         "import regard.attention.backends.triton.pool_kernel, triton\n"
         "print(type(triton.knobs.compilation.listener).__name__)\n"

@@ -6,8 +6,7 @@ The tests in `test_ring_processes` start the ranks and read what they have writt
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -15,9 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard.attention.context_parallel import ring
 from regard.attention.masks.base import Mask
-from regard.recorder.attention_call import AttentionCall
 from regard.recorder.sources import attend_function
 from tests import ranks
 
@@ -52,18 +49,18 @@ class Inputs(NamedTuple):
     upstream: Tensor
 
     @classmethod
-    def of(cls, case: Case) -> "Inputs":
+    def of(cls, case):
         made, shapes = torch.Generator().manual_seed(0), ((H, D), (G, D), (G, E), (H, E))
         return cls(
             *(torch.randn(1, heads, T, width, generator=made).to(case.dtype) for heads, width in shapes)
         )
 
 
-def run_case(case: Case, group: Any) -> dict[str, Tensor]:
+def run_case(case, group):
     positions = regard.attention.ring_positions(T, group, order=case.order)
     q, k, v, upstream = (x[:, :, positions] for x in Inputs.of(case))
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    options: dict[str, Any] = {"mask": case.mask(), "group": group, "order": case.order}
+    options = {"mask": case.mask(), "group": group, "order": case.order}
     output, lse = regard.attend(*inputs, **options, return_lse=True)
     gradients = torch.autograd.grad(output, inputs, upstream)
     names = ("output", "lse", "dq", "dk", "dv")
@@ -71,7 +68,7 @@ def run_case(case: Case, group: Any) -> dict[str, Tensor]:
     return {"positions": positions, **{name: x.detach().contiguous() for name, x in found.items()}}
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank, folder):
     """Run every case and capture a model; then rank 1 is killed, and rank 0 says how it notices."""
     group = distributed.group.WORLD
     results = {f"{name}/{key}": x for name, case in CASES.items() for key, x in run_case(case, group).items()}
@@ -90,12 +87,12 @@ def main(rank: int, folder: Path) -> None:
 class RingBlock(nn.Module):
     """A residual attention: on a ring, or alone on PyTorch's own function."""
 
-    def __init__(self, group: Any, order: str) -> None:
+    def __init__(self, group, order):
         super().__init__()
         self.group, self.order = group, order
         self.qkv, self.out = nn.Linear(32, (H + 2 * G) * D), nn.Linear(H * D, 32)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (H + 2 * G, D)).transpose(1, 2).split([H, G, G], 1)
         if self.group is None:
             output = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -109,13 +106,13 @@ class RingBlock(nn.Module):
 class RingModel(nn.Module):
     """Two layers over a sequence of which this rank is given some rows."""
 
-    def __init__(self, group: Any = None, order: str = "contiguous") -> None:
+    def __init__(self, group=None, order="contiguous"):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(64, 32)
         self.layers = nn.ModuleList(RingBlock(group, order) for _ in range(2))
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids):
         x = self.embedding(input_ids)
         for layer in self.layers:
             x = layer(x)
@@ -125,7 +122,7 @@ class RingModel(nn.Module):
 IDS = torch.arange(T)[None] * 7 % 64
 
 
-def capture_models(folder: Path) -> None:
+def capture_models(folder):
     """Capture models of which each rank is given some rows, and one whose ranks exchange their outputs."""
     group, rank = distributed.group.WORLD, distributed.get_rank()
     for order in ("contiguous", "head-tail"):
@@ -134,7 +131,7 @@ def capture_models(folder: Path) -> None:
         seen = regard.capture(model, inputs=inputs, group=group, folder=folder / order, values=True)
         (folder / f"{order}-{rank}.txt").write_text(str(seen.certificate))
 
-    def exchanged(call: ring.RingCall) -> AttentionCall:
+    def exchanged(call):
         both = [torch.empty_like(call.output) for _ in range(2)]
         distributed.all_gather(both, call.output.contiguous())
         return ring_call(call._replace(output=both[1 - rank]))

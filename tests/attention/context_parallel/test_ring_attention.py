@@ -1,8 +1,7 @@
 """`attend(…, group=)` on threads and on two processes: any mask, sizes and order, against the whole."""
 
 import signal
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -31,16 +30,16 @@ class Whole(NamedTuple):
     gradients: list[Tensor]  # of q, k, v and, if there are any, sinks
 
 
-def positions(length: int, ranks: int, order: str) -> list[list[int]]:
+def positions(length, ranks, order):
     return [[i for run in runs for i in run] for runs in split_rows(length, ranks, order)]
 
 
-def on_a_ring(x: Any, ranks: int, order: str, upstream: Tensor, sinks: bool = False, **options: Any) -> Whole:
+def on_a_ring(x, ranks, order, upstream, sinks=False, **options):
     """Attention of q, k and v on several ranks, and the gradients of Σ output · upstream."""
     at, to = (positions(y.shape[2], ranks, order) for y in (x.q, x.k))
     group = Threads(ranks)
 
-    def rank_results(rank: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def rank_results(rank):
         parts = (x.q[:, :, at[rank]], x.k[:, :, to[rank]], x.v[:, :, to[rank]], x.sinks)
         q, k, v, logits = (part.detach().clone().requires_grad_() for part in parts)
         inputs = [q, k, v, logits] if sinks else [q, k, v]
@@ -49,7 +48,7 @@ def on_a_ring(x: Any, ranks: int, order: str, upstream: Tensor, sinks: bool = Fa
         )
         return output, lse, list(torch.autograd.grad(output, inputs, upstream[:, :, at[rank]]))
 
-    def join(parts: list[Tensor], numbers: list[list[int]]) -> Tensor:
+    def join(parts, numbers):
         order = torch.tensor([i for of_rank in numbers for i in of_rank]).argsort()
         return torch.cat(parts, 2)[:, :, order]
 
@@ -66,9 +65,7 @@ def on_a_ring(x: Any, ranks: int, order: str, upstream: Tensor, sinks: bool = Fa
     n=strategies.sizes(13), ranks=st.integers(1, 4), order=st.sampled_from(ORDERS), pick=st.data(),
     sinks=st.booleans(), softcap=st.sampled_from([None, None, 1.5]), seed=st.integers(0, 2**20),
 )  # fmt: skip
-def test_output_lse_and_gradients_are_those_of_the_whole(
-    n: Any, ranks: int, order: str, pick: Any, sinks: bool, softcap: float | None, seed: int
-) -> None:
+def test_output_lse_and_gradients_are_those_of_the_whole(n, ranks, order, pick, sinks, softcap, seed):
     drawn = pick.draw(strategies.masks(n))
     x = strategies.tensors(n, seed, torch.float64)
     inputs = [y.requires_grad_() for y in (x if sinks else x[:3])]
@@ -87,7 +84,7 @@ def test_output_lse_and_gradients_are_those_of_the_whole(
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("dtype", "order"), combine([torch.float32, torch.bfloat16, torch.float16], ORDERS))
-def test_a_ring_errs_about_as_little_as_pytorch(dtype: torch.dtype, order: str) -> None:
+def test_a_ring_errs_about_as_little_as_pytorch(dtype, order):
     x = strategies.tensors(strategies.Sizes(1, 4, 2, 64, 64, 16, 16), 0, dtype)
     inputs = [y.requires_grad_() for y in x[:3]]
     exact = [y.detach().double().requires_grad_() for y in x[:3]]
@@ -114,10 +111,10 @@ def test_a_ring_errs_about_as_little_as_pytorch(dtype: torch.dtype, order: str) 
         ({"order": "head-tail"}, "same order on all ranks"),
     ],
 )
-def test_what_one_rank_does_otherwise_every_rank_refuses(change: dict[str, Any], message: str) -> None:
+def test_what_one_rank_does_otherwise_every_rank_refuses(change, message):
     group, q = Threads(2), torch.randn(1, 2, 4, 8)
 
-    def refusal(rank: int) -> str:
+    def refusal(rank):
         try:
             regard.attend(q, q, q, group=group, **change if rank else {})
         except ValueError as error:
@@ -130,10 +127,10 @@ def test_what_one_rank_does_otherwise_every_rank_refuses(change: dict[str, Any],
 
 
 @pytest.mark.usefixtures("threads")
-def test_head_tail_rows_have_the_numbers_that_ring_positions_gives() -> None:
+def test_head_tail_rows_have_the_numbers_that_ring_positions_gives():
     group, q = Threads(2), torch.randn(1, 2, 6, 8)
 
-    def refusal(rank: int) -> str:
+    def refusal(rank):
         with pytest.raises(ValueError, match="expected") as caught:
             regard.attend(*[q[:, :, : 6 - rank]] * 3, group=group, order="head-tail")
         return str(caught.value)
@@ -141,7 +138,7 @@ def test_head_tail_rows_have_the_numbers_that_ring_positions_gives() -> None:
     assert group.run(refusal)[0].startswith("q: expected [5, 6] rows on the ranks")
 
 
-def test_a_group_needs_torch_distributed() -> None:
+def test_a_group_needs_torch_distributed():
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(ValueError, match="torchrun"):
         regard.attend(q, q, q, group=object())
@@ -151,7 +148,7 @@ PROGRAM = "tests.attention.context_parallel.ring_program"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What one run of two processes has written, and `said.txt`, what rank 0 said when rank 1 was killed."""
     folder = tmp_path_factory.mktemp("ring")
     with ranks.started(PROGRAM, 2, folder) as processes:
@@ -162,7 +159,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_are_as_exact_as_pytorch_in_one(name: str, folder: Path) -> None:
+def test_two_processes_are_as_exact_as_pytorch_in_one(name, folder):
     results = [load_file(folder / f"rank-{rank}.safetensors") for rank in range(2)]
     case, inputs = CASES[name], Inputs.of(CASES[name])
     order = torch.cat([of_rank[f"{name}/positions"] for of_rank in results]).argsort()
@@ -184,13 +181,13 @@ def test_two_processes_are_as_exact_as_pytorch_in_one(name: str, folder: Path) -
         assert truth.ratio_to_torch(whole[key], theirs, exactly) <= 2.0, key
 
 
-def test_a_killed_rank_ends_the_other_with_one_sentence(folder: Path) -> None:
+def test_a_killed_rank_ends_the_other_with_one_sentence(folder):
     (line,) = (folder / "said.txt").read_text().splitlines()
     assert line.startswith("rank 0 ends, since another of the 2 processes that run together has ended")
 
 
 @pytest.mark.parametrize("order", ["contiguous", "head-tail"])
-def test_the_rows_of_two_ranks_are_one_capture(order: str, folder: Path) -> None:
+def test_the_rows_of_two_ranks_are_one_capture(order, folder):
     seen = regard.load(folder / order)
     assert isinstance(seen, regard.Capture)
     alone = regard.capture(RingModel().eval(), inputs={"input_ids": IDS}, values=True)
@@ -208,7 +205,7 @@ def test_the_rows_of_two_ranks_are_one_capture(order: str, folder: Path) -> None
     assert [row.head for row in seen.heads()] == [0, 1, 2, 3] * 2
 
 
-def test_exchanged_outputs_are_not_certified(folder: Path) -> None:
+def test_exchanged_outputs_are_not_certified(folder):
     for rank in range(2):
         lines = (folder / f"exchanged-{rank}.txt").read_text().splitlines()
         assert len(lines) == 2

@@ -2,35 +2,29 @@
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
 import pytest
-import torch
-from torch import Tensor
 
 from regard.attention.context_parallel import ring as ring_module
 from regard.attention.context_parallel.transfer import Ring
 from tests.patience import HANGING
 
-R = TypeVar("R")
-
 
 class Threads:
     """What the threads of one ring share; stands for its process group."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size = size
-        self.queues: list[queue.Queue[Sequence[Tensor]]] = [queue.Queue() for _ in range(size)]
-        self.numbers: list[Sequence[int]] = [()] * size
+        self.queues = [queue.Queue() for _ in range(size)]
+        self.numbers = [()] * size
         self.barrier = threading.Barrier(size)
         self.rank = threading.local()
 
-    def run(self, function: Callable[[int], R]) -> list[R]:
+    def run(self, function):
         """Call a function with the number of each rank, in a thread for each."""
 
-        def call(rank: int) -> R:
+        def call(rank):
             self.rank.number = rank
             return function(rank)
 
@@ -41,10 +35,10 @@ class Threads:
 class ThreadTransfer:
     """Tensors that wait in a queue."""
 
-    def __init__(self, arriving: "queue.Queue[Sequence[Tensor]]") -> None:
+    def __init__(self, arriving):
         self.arriving = arriving
 
-    def wait(self) -> Sequence[Tensor]:
+    def wait(self):
         return self.arriving.get(timeout=HANGING)
 
 
@@ -53,23 +47,23 @@ class ThreadRing(Ring):
 
     group: Threads
 
-    def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+    def gather(self, numbers, device):
         self.group.numbers[self.rank] = numbers
         self.group.barrier.wait(HANGING)
         everyone = [list(numbers) for numbers in self.group.numbers]
         self.group.barrier.wait(HANGING)
         return everyone
 
-    def pass_on(self, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Any:
+    def pass_on(self, tensors, shapes):
         self.group.queues[(self.rank + 1) % self.size].put([x.clone() for x in tensors])
         return ThreadTransfer(self.group.queues[self.rank])
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def threads(monkeypatch):
     """Let `group=` take `Threads`."""
 
-    def of(group: Threads) -> ThreadRing:
+    def of(group):
         return ThreadRing(group, group.rank.number, group.size)
 
     monkeypatch.setattr(ring_module.Ring, "of", staticmethod(of))

@@ -10,19 +10,12 @@ from regard import causal, chunks, documents, full, padding, prefix, rule, tenso
 from regard.attention.masks.grid import block_table, one_block
 from tests import strategies
 from tests.sampling import examples
-from tests.strategies import (
-    DrawnMask,
-    arbitrary_masks,
-    masks,
-    positional_masks,
-    sized_masks,
-    sizes,
-)
+from tests.strategies import DrawnMask, arbitrary_masks, masks, positional_masks, sized_masks, sizes
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
 
 
-def whole(drawn_or_mask, n) -> torch.Tensor:
+def whole(drawn_or_mask, n):
     """The rule over the whole matrix, (B, H, T, S), by one tile."""
     mask = drawn_or_mask.mask if isinstance(drawn_or_mask, DrawnMask) else drawn_or_mask
     return mask.tile(slice(None), slice(None), n.matrix).expand(n.matrix)
@@ -47,7 +40,7 @@ def test_a_combination_means_what_its_definition_says(drawn):
         torch.testing.assert_close(bias.double().expand(drawn.n.matrix), added, rtol=1e-6, atol=1e-6)
 
 
-def spans(length: int):
+def spans(length):
     """Some of `length` indices as a slice, a range or a tensor, in any order, and the list they mean."""
     edges = st.tuples(st.integers(0, length), st.integers(0, length), st.integers(1, 3))
     slices = st.builds(
@@ -98,7 +91,7 @@ def test_covers_tells_empty_part_and_full(drawn, data):
     assert drawn.mask.covers(rows, cols, n.matrix) == expected
 
 
-def block_truth(drawn: DrawnMask, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
+def block_truth(drawn, rows, cols):
     """Whether anything, and everything, is allowed in each block, entry by entry: (B, H, R, C)."""
     n, allowed = drawn.n, drawn.allowed()
     blocks = [
@@ -110,7 +103,7 @@ def block_truth(drawn: DrawnMask, rows: int, cols: int) -> tuple[torch.Tensor, t
     return some, every
 
 
-def block_bounds(drawn: DrawnMask, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
+def block_bounds(drawn, rows, cols):
     n = drawn.n
     table = block_table(n.T, n.S, rows, cols)
     shape = n.B, n.H, len(table.q_first), table.k_first.shape[-1]

@@ -5,15 +5,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from regard import (
-    alibi,
-    causal,
-    documents,
-    padding,
-    rule,
-    tensor_mask,
-    window,
-)
+from regard import alibi, causal, documents, padding, rule, tensor_mask, window
 from tests.refusals import refused
 from tests.sampling import together
 

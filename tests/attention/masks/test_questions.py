@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import alibi, causal, chunks, documents, padding, prefix, rule, tensor_mask, window
-from regard.attention.masks.base import Grid, Mask
+from regard.attention.masks.base import Mask
 from regard.attention.masks.description import describe_mask, rebuild_mask
 from regard.attention.masks.tensor_masks import Relative
 from regard.attention.masks.views import CachedKeysMask, Keys, MaskOnly, Rows
@@ -26,10 +26,10 @@ LEAVES = {
 }
 
 
-def views_of(mask: Mask) -> dict[str, Mask]:
+def views_of(mask):
     """The mask by itself and inside what joins masks; and every view, each for attention of (B, H, T, S)."""
 
-    def varied(rows: int, cols: int) -> Mask:
+    def varied(rows, cols):
         return tensor_mask(torch.randn(B, H, rows, cols)) & BY_HEAD & alibi(H)
 
     pieces = (
@@ -116,10 +116,10 @@ def test_a_new_mask_is_taught_in_one_place():
     class Diagonal(Mask, stored=True):
         offset: int
 
-        def allowed(self, at: Grid) -> torch.Tensor:
+        def allowed(self, at):
             return at.k == at.q + self.offset
 
-        def __repr__(self) -> str:
+        def __repr__(self):
             return f"diagonal({self.offset})"
 
     try:
@@ -131,7 +131,7 @@ def test_a_new_mask_is_taught_in_one_place():
         torch.testing.assert_close(attention.to_dense(), weights[:, :, 2:5])
         assert mask.select([0], [1, 0]) is mask
         assert (mask.window_size(), mask.band(6, 6)) == (None, None)
-        tensors: dict[str, torch.Tensor] = {}
+        tensors = {}
         assert rebuild_mask(describe_mask(mask, tensors), tensors) == mask
     finally:
         del Mask.stored_classes["Diagonal"]

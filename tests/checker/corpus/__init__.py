@@ -1,14 +1,12 @@
 """Attention as people write it: implementations with the verdict that the check must give of each."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from regard.checker import Report, check
+from regard.checker import check
 from tests.checker.planting import load
 
 
@@ -39,14 +37,14 @@ class Entry:
     says: tuple[str, ...] = ()
     named: tuple[str, ...] | None = None
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.name
 
-    def load(self) -> Any:
+    def load(self):
         """Return what is checked; a program is made into it."""
         return load(self.thing.source, self.thing.name) if isinstance(self.thing, Program) else self.thing
 
-    def judge(self) -> Report:
+    def judge(self):
         """Check it, and hold the report against what is expected of it."""
         report = check(self.load(), **self.options)
         assert report.verdict == self.verdict, str(report)
@@ -63,7 +61,7 @@ class Entry:
         return report
 
 
-def lines(report: Report) -> list[str]:
+def lines(report):
     """Return what a report holds: its headline, "passed output", "failed mask: …", "assumed …", "named …"."""
     return [
         report.summary,
@@ -75,33 +73,33 @@ def lines(report: Report) -> list[str]:
     ]
 
 
-def name_of(thing: Any) -> str:
+def name_of(thing):
     """Return the name of a function or a class, or of the class of an instance."""
     return getattr(thing, "__name__", type(thing).__name__)
 
 
-def right(thing: Any, *says: str, **options: Any) -> Entry:
+def right(thing, *says, **options):
     """Return the entry of something right, under its own name."""
     return Entry(name_of(thing), thing, options, says=says)
 
 
-def wrong(thing: Any, *mistakes: str, why="", failed=(), says=(), named=None, **options: Any) -> Entry:
+def wrong(thing, *mistakes, why="", failed=(), says=(), named=None, **options):
     """Return the entry of something wrong, under its own name."""
     return Entry(name_of(thing), thing, options, "wrong", mistakes, why, failed, says, named)
 
 
-def undecided(thing: Any, why: str, *says: str, **options: Any) -> Entry:
+def undecided(thing, why, *says, **options):
     """Return the entry of something of which nothing is decided, under its own name."""
     return Entry(name_of(thing), thing, options, "undecided", why=why, says=says)
 
 
-def all_right(module: str, *others: str) -> list[Entry]:
+def all_right(module, *others):
     """Return the entries of all that a module defines, which is right, but for what is called so or `_so`."""
     own = [x for x in vars(sys.modules[module]).values() if getattr(x, "__module__", "") == module]
     return [right(x) for x in own if x.__name__[0] != "_" and x.__name__ not in others]
 
 
-def entries() -> list[tuple[str, Entry]]:
+def entries():
     """Return the entries of every module of this package with its name, in the order of the names."""
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
     found = {name: importlib.import_module(f"{__name__}.{name}").ENTRIES for name in modules}

@@ -30,11 +30,6 @@ def own_tensors_overwritten(q, k, v, mask=None):
     return scores.softmax(-1) @ v
 
 
-def queries_scaled_in_place(q, k, v):
-    q *= q.shape[-1] ** -0.5
-    return (q @ k.mT).softmax(-1) @ v
-
-
 def array_scaled_in_place(q, k, v):
     q /= np.sqrt(q.shape[-1])
     scores = q @ np.swapaxes(k, -1, -2)
@@ -107,12 +102,6 @@ class WeightsForAPicture(Layer):
         return super().visible(q, k)
 
 
-class MaskOfTheFirstCall(Layer):
-    def visible(self, q, k):
-        self.kept = super().visible(q, k) if self.kept is None else self.kept
-        return self.kept
-
-
 class OpenFromTheThirdCall(Layer):
     def visible(self, q, k):
         self.count += 1
@@ -128,7 +117,7 @@ class KeysOfEarlierCalls(Layer):
         return attend(q, k, v, torch.ones(T, S, dtype=torch.bool).tril(S - T))
 
 
-MASKS, BY_LENGTH, FIRST = {}, {}, []
+BY_LENGTH, FIRST = {}, []
 
 
 def mask_by_length(q, k, v):
@@ -145,12 +134,6 @@ def memoised(T, S):
 
 def memoised_mask(q, k, v):
     return attend(q, k, v, memoised(q.shape[-2], k.shape[-2]))
-
-
-def mask_without_its_length(q, k, v, is_causal=False):
-    if not is_causal:
-        return F.scaled_dot_product_attention(q, k, v)
-    return attend(q, k, v, MASKS.setdefault("causal", lower(q, k)))
 
 
 def scale_of_the_first_call(q, k, v, memo=FIRST):
@@ -184,16 +167,13 @@ ENTRIES = [
     Entry("weights kept for a picture", WeightsForAPicture),
     Entry("masks by their lengths", mask_by_length),
     Entry("a memoised mask", memoised_mask),
-    overwritten("queries scaled in place", queries_scaled_in_place),
     overwritten("an array scaled in place", array_scaled_in_place),
     overwritten("hidden values zeroed", values_of_hidden_keys_zeroed),
     overwritten("a mask inverted in place", mask_inverted_in_place),
     overwritten("numbers added to the mask", scores_added_to_the_mask),
     overwritten("the input of a layer", InputCentred),
-    stateful("the mask of the first call", MaskOfTheFirstCall),
     stateful("open from the third call on", OpenFromTheThirdCall),
     stateful("keys of earlier calls", KeysOfEarlierCalls),
-    stateful("a mask without its length", mask_without_its_length),
     stateful("the scale of the first call", scale_of_the_first_call),
     stateful("a counter", counted()),
 ]

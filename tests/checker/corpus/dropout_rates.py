@@ -142,24 +142,6 @@ class WritesItsRate(Layer):
         return F.dropout(weights, 0.1, self.training)
 
 
-class FixedLayer(Base):
-    """The parameter is not even stored."""
-
-    def __init__(self, d_model, num_heads, dropout=0.1):
-        super().__init__(d_model, num_heads)
-        self.drop = nn.Dropout(0.5)
-
-    def mix(self, weights):
-        return self.drop(weights)
-
-
-class DefaultBeside(Both):
-    """Of two dropouts one has F.dropout's own rate."""
-
-    def mix(self, weights):
-        return F.dropout(weights, training=self.training)
-
-
 class FusedFixed(Fused):
     def attend(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3 if self.training else 0.0)
@@ -239,7 +221,7 @@ def drops_nothing(q, k, v, dropout_p=0.0):
 RIGHT = [Layer, AfterProjection, Both, FixedBehind, Fused, StoredKeep, KeepProb, DropKey, StochasticDepth]
 RIGHT += [SharedOverHeads, SparesItself, F.scaled_dot_product_attention]
 RIGHT += [attention, drops_weights, drops_weights_by_hand, takes_a_layer]
-IGNORED = [WritesItsRate, FixedLayer, DefaultBeside, FusedFixed, fixed_attention]
+IGNORED = [WritesItsRate, FusedFixed, fixed_attention]
 INVERTED = [TurnedMask, KeepProbAsRate, KeepsOutput, kept_attention]
 ENTRIES = [
     *(right(thing) for thing in RIGHT),

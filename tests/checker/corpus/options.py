@@ -131,16 +131,6 @@ def mask_of_heads(q, k, v, mask=None):
 # Wrong.
 
 
-def mask_replaces_window(q, k, v, mask=None, window=None):
-    """Each query sees the latest `window` keys, itself included, and later ones."""
-    scores = _scores(q, k)
-    T, S = scores.shape[-2:]
-    if window is not None:
-        visible = torch.arange(S) > torch.arange(S - T, S)[:, None] - window
-    visible = mask if mask is not None else visible if window is not None else None
-    return F.scaled_dot_product_attention(q, k, v, visible)
-
-
 def fused_path_has_no_cap(q, k, v, key_padding_mask=None, softcap=None):
     """key_padding_mask (B, S): True = keep."""
     if key_padding_mask is not None:
@@ -177,22 +167,12 @@ def visible_in_either(q, k, v, mask=None, is_causal=False):
     return F.scaled_dot_product_attention(q, k, v, visible)
 
 
-def scale_only_in_name(queries, keys, values, softmax_scale=None, causal=False):
-    return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-
-
 def required_scale_ignored(q, k, v, scale):
     return _scores(q, k).softmax(-1) @ v
 
 
 def first_mask_of_items(q, k, v, mask=None):
     mask = mask[0] if mask is not None and mask.ndim == 3 else mask
-    return F.scaled_dot_product_attention(q, k, v, mask)
-
-
-def kept_keys_of_first_item(q, k, v, key_padding_mask=None):
-    """True = keep."""
-    mask = None if key_padding_mask is None else key_padding_mask[:1]  # (1, S)
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
@@ -213,16 +193,15 @@ def padding_tiled(q, k, v, padding_mask=None):
 RIGHT = [both_masks_add_up, refuses_without_words, documented_precedence, interface, everything]
 RIGHT += [divided_by_the_scale, scaled_once_more, unused_scale, cap_after_bias, cap_before_bias]
 RIGHT += [mask_of_items, mask_of_heads]
-DROPPED = [mask_replaces_window, fused_path_has_no_cap, masked_path_has_no_scale, CausalReplacesPadding]
+DROPPED = [fused_path_has_no_cap, masked_path_has_no_scale, CausalReplacesPadding]
 ENTRIES = [
     *(right(thing) for thing in RIGHT),
     right(TwoMasks, true_means="hide"),
     right(nn.MultiheadAttention, true_means="hide"),
     *(wrong(thing, "option-dropped") for thing in DROPPED),
     *(wrong(thing, "masks-joined-by-or") for thing in (JoinedByAnd, visible_in_either)),
-    *(wrong(thing, "scale-ignored") for thing in (scale_only_in_name, required_scale_ignored)),
+    wrong(required_scale_ignored, "scale-ignored"),
     wrong(first_mask_of_items, "mask-of-first-item"),
-    wrong(kept_keys_of_first_item, "mask-of-first-item"),
     wrong(lengths_of_first_item, "mask-of-first-item"),
     wrong(padding_tiled, "mask-tiled-over-heads"),
 ]

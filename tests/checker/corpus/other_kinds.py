@@ -5,28 +5,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import Entry
+from tests.checker.layers import FourLayers
 
 
-class Differential(nn.Module):
+class Differential(FourLayers):
     """The difference of two softmaxes: weights may be negative."""
 
-    def __init__(self, dim, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(dim, dim, bias=False) for _ in range(4)
-        )
-        self.lambda_init = 0.6
+    bias, lambda_init = False, 0.6
 
     def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for f in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = self.project(x, x, x)
         (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
         scale = q1.shape[-1] ** -0.5
         weights = (q1 @ k1.mT * scale).softmax(-1) - self.lambda_init * (q2 @ k2.mT * scale).softmax(-1)
-        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+        return self.finish(weights @ v)
 
 
 class Gated(nn.Module):

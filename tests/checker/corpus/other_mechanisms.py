@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import all_right, right, undecided
+from tests.checker.layers import FourLayers
 
 
 def _split(x, heads):
@@ -35,13 +36,6 @@ class KeysNormalised(Projected):
 
     def mix(self, q, k, v):
         return q @ (k.softmax(-2).mT @ v)
-
-
-class Efficient(Projected):
-    """Efficient attention: a softmax of the queries over channels, of the keys over tokens."""
-
-    def mix(self, q, k, v):
-        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
 class OnPictures(nn.Module):
@@ -200,18 +194,13 @@ class Strided(Projected):
         return scores.masked_fill((distance > 1) & (distance % 3 != 0), -torch.inf).softmax(-1) @ v
 
 
-class WithResidual(nn.Module):
+class WithResidual(FourLayers):
     """The attention block of the set transformer: queries are added to what their heads read."""
 
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.heads = num_heads
-        self.fc_q, self.fc_k, self.fc_v, self.fc_o = (nn.Linear(dim, dim) for _ in range(4))
-
     def forward(self, x):
-        q, k, v = (_split(layer(x), self.heads) for layer in (self.fc_q, self.fc_k, self.fc_v))
+        q, k, v = self.project(x, x, x)
         mixed = _merge(q + (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
-        return mixed + self.fc_o(mixed).relu()
+        return mixed + self.o_proj(mixed).relu()
 
 
 class ScalesWithLength(Projected):
@@ -225,11 +214,6 @@ def sigmoid_weights(q, k, v):
     """A sigmoid of every score, with the weights."""
     weights = torch.sigmoid(q @ k.mT / math.sqrt(q.shape[-1]))
     return weights @ v, weights
-
-
-def keys_normalised(q, k, v):
-    """Linear attention on split heads."""
-    return torch.einsum("bhde,bhnd->bhne", torch.einsum("bhnd,bhne->bhde", k.softmax(-2), v), q)
 
 
 def cosine_kernel(q, k, v):

@@ -23,7 +23,7 @@ IN_PARTS = {
 IN_A_HEAD_FIRST = {"no-mask", "mask-added-as-zero-one", "mask-after-softmax", "masked-with-zero"}
 
 
-def planted(name: str, kind: str, source: str) -> Entry:
+def planted(name, kind, source):
     """Return the entry of a program with a mistake; one that is only warned of leaves it right."""
     warning = CATALOGUE[name].warning or (name, kind) in ONLY_WARNINGS
     # A softmax over the batch mixes its items: either name says it.
@@ -33,7 +33,7 @@ def planted(name: str, kind: str, source: str) -> Entry:
     )
 
 
-def planted_in_core(name: str, kind: str) -> Entry | None:
+def planted_in_core(name, kind):
     """Return the entry of a kernel with a mistake in its core, where it can be made and seen."""
     swaps, source = CATALOGUE[name].plants.get("function", ()), KERNEL_TEMPLATES[kind]
     applies = name in IN_PARTS if kind == "split" else kind != "paged" or name not in ONE_QUERY

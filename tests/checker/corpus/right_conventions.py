@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.checker.corpus import all_right
+from tests.checker.layers import FourLayers, FusedHeads
 
 INF = float("inf")
 
@@ -40,12 +41,6 @@ def padding_hides(q, k, v, key_padding_mask=None):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def padding_stated(q, k, v, key_padding_mask=None):
-    """key_padding_mask (B, S): True = keep."""
-    mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
 class PaddingKeeps(nn.Module):
     """A module with flash-attn's convention."""
 
@@ -66,43 +61,36 @@ def checkpointed(q, k, v):
     return checkpoint(F.scaled_dot_product_attention, q, k, v, use_reentrant=True)
 
 
-class ReturnsBias(nn.Module):
+class ReturnsBias(FourLayers):
     """Output and position bias, as T5 returns them."""
 
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+    bias = False
 
     def forward(self, x, mask=None, position_bias=None):
-        B, T, C = x.shape
-        q, k, v = (f(x).view(B, T, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = self.project(x, x, x)
         if position_bias is None:
-            position_bias = torch.zeros(1, self.heads, T, T, dtype=x.dtype)
+            position_bias = torch.zeros(1, self.num_heads, x.shape[1], x.shape[1], dtype=x.dtype)
             if mask is not None:
                 position_bias = position_bias.masked_fill(~mask, -INF)
         weights = (q @ k.mT / q.shape[-1] ** 0.5 + position_bias).softmax(-1)
-        return self.o((weights @ v).transpose(1, 2).reshape(B, T, C)), position_bias
+        return self.finish(weights @ v), position_bias
 
 
-class CacheRefused(nn.Module):
+class CacheRefused(FusedHeads):
     """A cache that is refused, in words, unless the module is causal."""
 
     def __init__(self, d_model, num_heads, causal=False):
-        super().__init__()
-        self.heads, self.causal = num_heads, causal
-        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        super().__init__(d_model, num_heads)
+        self.causal = causal
 
     def forward(self, x, cache=None, return_cache=False):
-        B, T, C = x.shape
-        q, k, v = (t.view(B, T, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = self.split(x)
         if cache is not None:
             assert self.causal, "only allow caching for causal attention"
             k, v = torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)
-        S = k.shape[2]
+        T, S = q.shape[2], k.shape[2]
         mask = torch.ones(T, S, dtype=torch.bool).tril(S - T) if self.causal else None
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        y = self.out(y.transpose(1, 2).reshape(B, T, C))
+        y = self.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
         return (y, torch.stack((k, v))) if return_cache else y
 
 
@@ -252,25 +240,12 @@ def log_space(q, k, v):
     return torch.log_softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1).exp() @ v
 
 
-def by_lse(q, k, v):
-    """Weights as exp(score − lse), and the lse."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    lse = torch.logsumexp(scores, -1)
-    return (scores - lse[..., None]).exp() @ v, lse
-
-
 def merged_batch(q, k, v):
     """Heads in the axis of the batch, and baddbmm."""
     B, H, _, D = q.shape
     q, k, v = (t.flatten(0, 1) for t in (q, k, v))
     scores = torch.baddbmm(q.new_zeros(1, 1, 1), q, k.mT, beta=0.0, alpha=D**-0.5)
     return (scores.softmax(-1) @ v).unflatten(0, (B, H))
-
-
-def scale_on_both(q, k, v):
-    """A fourth root on queries and on keys."""
-    root = q.shape[-1] ** -0.25
-    return ((q * root) @ (k * root).mT).softmax(-1) @ v
 
 
 def base_two(q, k, v):

@@ -25,15 +25,6 @@ def two_dimensions(Q, K, V):
     return torch.softmax(Q @ K.transpose(0, 1) / Q.shape[1] ** 0.5, dim=1) @ V
 
 
-def numpy_attention(Q, K, V):
-    """Two-dimensional NumPy arrays, the softmax written out."""
-    scores = Q @ K.T / np.sqrt(Q.shape[-1])
-    scores = scores - np.max(scores, axis=-1, keepdims=True)
-    weights = np.exp(scores)
-    weights /= np.sum(weights, axis=-1, keepdims=True)
-    return weights @ V
-
-
 def numpy_batched(query, key, value, mask=None):
     """NumPy arrays of any number of leading dimensions, and a boolean mask."""
     scores = np.matmul(query, np.swapaxes(key, -1, -2)) / np.sqrt(query.shape[-1])
@@ -42,13 +33,6 @@ def numpy_batched(query, key, value, mask=None):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
     return np.matmul(weights, value)
-
-
-def numpy_self_attention(x):
-    """One sequence as a NumPy array, with itself as queries, keys and values."""
-    scores = np.einsum("td,sd->ts", x, x) / x.shape[1] ** 0.5
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return (weights / weights.sum(axis=1, keepdims=True)).dot(x)
 
 
 def value_first(value, key, query, mask=None):
@@ -64,33 +48,14 @@ def keyword_only(*, query, key, value, attention_mask=None):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
 
 
-def key_query_value(k, q, v):
-    """Keys before queries."""
-    return torch.einsum("...ts,...se->...te", (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), v)
-
-
-def sliding_window(q, k, v):
-    """Causal, four keys a query, which nobody says from outside."""
-    at = torch.arange(q.shape[-2])
-    near = (at[:, None] >= at) & (at[:, None] - at < 4)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=near)
-
-
 def symmetric_window(q, k, v):
     """Two keys on either side."""
     at = torch.arange(q.shape[-2])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=(at[:, None] - at).abs() <= 2)
 
 
-def soft_capped(q, k, v, soft_cap=5.0):
-    """Scores pass through a tanh, as Gemma 2 has it."""
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    scores = soft_cap * torch.tanh(scores / soft_cap)
-    return torch.softmax(scores, dim=-1) @ v
-
-
 def capped_in_silence(q, k, v):
-    """The same cap, without an argument."""
+    """Scores pass through a tanh, which no argument says."""
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     return torch.softmax(3.0 * torch.tanh(scores / 3.0), dim=-1) @ v
 
@@ -144,22 +109,6 @@ def valid_lengths(queries, keys, values, valid_lens=None):
         beyond = torch.arange(keys.shape[1])[None, None, :] >= valid_lens[:, None, None]
         scores = scores.masked_fill(beyond, -1e6)
     return torch.bmm(F.softmax(scores, dim=-1), values)
-
-
-def with_heads_inside(x, num_heads):
-    """Splits the heads of one sequence without weights."""
-    B, T, C = x.shape
-    q = x.view(B, T, num_heads, C // num_heads).transpose(1, 2)
-    return F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(B, T, C)
-
-
-def scale_as_argument(q, k, v, scale=None, mask=None):
-    """The scale may be given; its default is right."""
-    scale = scale or q.shape[-1] ** -0.5
-    scores = torch.matmul(q, k.transpose(-2, -1)) * scale
-    if mask is not None:
-        scores = scores + mask
-    return torch.matmul(scores.softmax(dim=-1), v)
 
 
 def half_inside(q, k, v):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import all_right, right
-from tests.checker.layers import FourLayers
+from tests.checker.layers import FourLayers, FusedHeads
 
 
 @dataclass
@@ -152,22 +152,15 @@ class RotaryModule(nn.Module):
         return (x * emb.cos() + rotate_half(x) * emb.sin()).to(x.dtype)
 
 
-class RotaryInside(nn.Module):
+class RotaryInside(FusedHeads):
     """A rotary module as a part, causal, fused projection; optionally scaled positions."""
 
     def __init__(self, d_model, num_heads, scaling_factor=1.0):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv_proj, self.o_proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        super().__init__(d_model, num_heads)
         self.rotary = RotaryModule(d_model // num_heads, scaling_factor=scaling_factor)
 
-    def forward(self, x):
-        q, k, v = (
-            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv_proj(x).chunk(3, -1)
-        )
-        q, k = self.rotary(q), self.rotary(k)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(self.rotary(q), self.rotary(k), v, is_causal=True)
 
 
 class NeoXPartial(nn.Module):
@@ -235,21 +228,6 @@ class InterleavedPartial(nn.Module):
         return self.out_proj(mixed.transpose(1, 2).reshape(B, T, C))
 
 
-class Float32Angles(FourLayers):
-    """Angles in float32, whatever the inputs are, and 100,000 as their base."""
-
-    bias = False
-
-    def forward(self, x):
-        q, k, v = self.project(x, x, x)
-        T, D = q.shape[-2:]
-        freqs = 1.0 / (100000.0 ** (torch.arange(0, D, 2, dtype=torch.float32) / D))
-        angles = torch.outer(torch.arange(T, dtype=torch.float32), freqs).repeat(1, 2)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
-        return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True))
-
-
 class FalconMultiQuery(nn.Module):
     """One key and value head; the fused projection holds all queries, then one key and one value."""
 
@@ -268,39 +246,6 @@ class FalconMultiQuery(nn.Module):
         return self.dense(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a learned weight."""
-
-    def __init__(self, dim, eps=1e-6):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
-
-    def forward(self, x):
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
-
-
-class QwenNorms(nn.Module):
-    """An RMS norm of every head's queries and keys, then rotary positions."""
-
-    def __init__(self, d_model, num_heads, num_kv_heads):
-        super().__init__()
-        D = d_model // num_heads
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, D
-        self.q_proj = nn.Linear(d_model, d_model, bias=False)
-        self.k_proj = nn.Linear(d_model, num_kv_heads * D, bias=False)
-        self.v_proj = nn.Linear(d_model, num_kv_heads * D, bias=False)
-        self.o_proj = nn.Linear(d_model, d_model, bias=False)
-        self.q_norm, self.k_norm, self.rope = RMSNorm(D), RMSNorm(D), RotaryModule(D, base=1e6)
-
-    def forward(self, x):
-        B, T, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(B, T, self.num_heads, -1)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(B, T, self.num_kv_heads, -1)).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, self.num_kv_heads, -1).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(self.rope(q), self.rope(k), v, is_causal=True, enable_gqa=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(B, T, -1))
-
-
 class CohereNorms(FourLayers):
     """A layer norm of the whole projected queries and keys, before the heads are split."""
 
@@ -316,43 +261,32 @@ class CohereNorms(FourLayers):
         return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
-class CosineSimilarity(nn.Module):
+class CosineSimilarity(FusedHeads):
     """l2-normalised queries and keys with a learned temperature for every head."""
 
     def __init__(self, dim, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.to_qkv, self.to_out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+        super().__init__(dim, heads)
         self.temperature = nn.Parameter(torch.full((heads, 1, 1), 10.0))
 
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(x).chunk(3, -1))
+    def attend(self, q, k, v):
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        weights = (q @ k.mT * self.temperature).softmax(-1)
-        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+        return (q @ k.mT * self.temperature).softmax(-1) @ v
 
 
-class LearnedNormScale(nn.Module):
+class LearnedNormScale(FusedHeads):
     """l2-normalised queries and keys, each with a learned scale of every channel, and a constant 8."""
 
     def __init__(self, dim, heads=4):
-        super().__init__()
-        self.heads, D = heads, dim // heads
-        self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
-        self.q_scale, self.k_scale = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
-        self.to_out = nn.Linear(dim, dim, bias=False)
+        super().__init__(dim, heads)
+        self.q_scale, self.k_scale = (nn.Parameter(torch.ones(dim // heads)) for _ in range(2))
 
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v)
-        )
+    def attend(self, q, k, v):
         q, k = F.normalize(q, dim=-1) * self.q_scale, F.normalize(k, dim=-1) * self.k_scale
-        mixed = F.scaled_dot_product_attention(q, k, v, scale=8.0)
-        return self.to_out(mixed.transpose(1, 2).flatten(2))
+        return F.scaled_dot_product_attention(q, k, v, scale=8.0)
 
 
 PARTS = ("ModelArgs", "precompute_freqs_cis", "rotate_complex", "rotate_half", "repeat_kv")
-PARTS += ("RotaryModule", "RMSNorm", "CosSinArguments")
+PARTS += ("RotaryModule", "CosSinArguments")
 ENTRIES = [
     *all_right(__name__, *PARTS),
     right(CosSinArguments, true_means="hide"),

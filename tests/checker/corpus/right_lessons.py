@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import all_right, right
+from tests.checker.layers import FourLayers, FusedHeads
 
 
 class ValuesKeysQuery(nn.Module):
@@ -55,25 +56,6 @@ class SharedPerHead(nn.Module):
             product = product.masked_fill(mask == 0, float("-1e20"))
         scores = F.softmax(product / math.sqrt(self.single_head_dim), dim=-1)
         return self.out(torch.matmul(scores, v).transpose(1, 2).reshape(B, T, -1))
-
-
-class KeywordOnly(nn.Module):
-    """The forward pass takes nothing by position."""
-
-    def __init__(self, d_model=48, n_heads=4):
-        super().__init__()
-        self.n_heads = n_heads
-        self.wq, self.wk = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.wv, self.wo = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, *, hidden_states, attention_mask=None):
-        B, T, C = hidden_states.shape
-        q, k, v = (
-            layer(hidden_states).view(B, T, self.n_heads, -1).transpose(1, 2)
-            for layer in (self.wq, self.wk, self.wv)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
-        return self.wo(mixed.transpose(1, 2).reshape(B, T, C))
 
 
 class Temperature(nn.Module):
@@ -176,57 +158,39 @@ class BareParameters(nn.Module):
         return torch.softmax(q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5, dim=-1) @ v
 
 
-class PaddingOfTokens(nn.Module):
+class PaddingOfTokens(FusedHeads):
     """A mask (B, S) of ones and zeros, called just mask."""
 
-    def __init__(self, dim, heads=8):
-        super().__init__()
-        self.heads = heads
-        self.to_qkv, self.to_out = nn.Linear(dim, dim * 3, bias=False), nn.Linear(dim, dim)
-
     def forward(self, x, mask=None):
-        B, T, C = x.shape
-        q, k, v = (t.view(B, T, self.heads, -1).transpose(1, 2) for t in self.to_qkv(x).chunk(3, dim=-1))
-        dots = q @ k.transpose(-1, -2) * (C // self.heads) ** -0.5
+        q, k, v = self.split(x)
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if mask is not None:
-            assert mask.shape == (B, T), "one number a token"
-            dots = dots.masked_fill(mask[:, None, None, :] == 0, -torch.finfo(dots.dtype).max)
-        return self.to_out((dots.softmax(dim=-1) @ v).transpose(1, 2).reshape(B, T, C))
+            assert mask.shape == x.shape[:2], "one number a token"
+            scores = scores.masked_fill(mask[:, None, None, :] == 0, -torch.finfo(scores.dtype).max)
+        return self.merge(scores.softmax(dim=-1) @ v)
 
 
-class Selectable(nn.Module):
+class Selectable(FusedHeads):
     """causal=True is an argument of the constructor."""
 
     def __init__(self, dim, heads=8, causal=False):
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        super().__init__(dim, heads)
+        self.causal = causal
 
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = self.qkv(x).reshape(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.proj(mixed.transpose(1, 2).reshape(B, T, C))
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
 
-class DropoutIsAModule(nn.Module):
+class DropoutIsAModule(FusedHeads):
     """The constructor takes a dropout module, or None."""
 
     def __init__(self, d_model, num_heads, dropout=None):
-        super().__init__()
-        self.num_heads, self.dropout = num_heads, dropout
-        self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+        super().__init__(d_model, num_heads)
+        self.dropout = dropout
 
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (
-            layer(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
+    def attend(self, q, k, v):
         weights = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1)
-        if self.dropout is not None:
-            weights = self.dropout(weights)
-        return self.out((weights @ v).transpose(1, 2).reshape(B, T, C))
+        return (weights if self.dropout is None else self.dropout(weights)) @ v
 
 
 class HeadWithAnotherWidth(nn.Module):
@@ -255,41 +219,16 @@ class RowsNamedByLetters(nn.Module):
         return self.d(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, C))
 
 
-class MaskIsAdded(nn.Module):
+class MaskIsAdded(FourLayers):
     """A float mask is multiplied by −1e9 and added: 1 hides."""
 
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads, self.depth = num_heads, d_model // num_heads
-        self.wq, self.wk, self.wv, self.dense = (nn.Linear(d_model, d_model) for _ in range(4))
-
-    def split_heads(self, x):
-        return x.view(x.size(0), -1, self.num_heads, self.depth).permute(0, 2, 1, 3)
-
     def forward(self, v, k, q, mask):
-        q, k, v = self.split_heads(self.wq(q)), self.split_heads(self.wk(k)), self.split_heads(self.wv(v))
-        logits = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.depth)
+        q, k, v = self.project(q, k, v)
+        logits = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
         if mask is not None:
             logits = logits + mask * -1e9
         weights = torch.softmax(logits, dim=-1)
-        mixed = torch.matmul(weights, v).permute(0, 2, 1, 3).contiguous()
-        return self.dense(mixed.view(mixed.size(0), -1, self.num_heads * self.depth)), weights
-
-
-class CrossFromMemory(nn.Module):
-    """Queries from the decoder, keys and values from a memory of another width."""
-
-    def __init__(self, query_dim, context_dim, heads=4, dim_head=8):
-        super().__init__()
-        self.heads, inner = heads, heads * dim_head
-        self.to_q = nn.Linear(query_dim, inner, bias=False)
-        self.to_kv = nn.Linear(context_dim, 2 * inner, bias=False)
-        self.to_out = nn.Linear(inner, query_dim)
-
-    def forward(self, x, context):
-        q, (k, v) = self.to_q(x), self.to_kv(context).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.finish(torch.matmul(weights, v)), weights
 
 
 class BeforeItsNorm(nn.Module):
@@ -311,31 +250,16 @@ class BeforeItsNorm(nn.Module):
         return self.to_out(torch.matmul(weights, v).transpose(1, 2).flatten(2))
 
 
-class AddsItself(nn.Module):
+class AddsItself(FourLayers):
     """Norm and residual both inside."""
 
     def __init__(self, d_model, n_heads):
-        super().__init__()
-        self.n_heads = n_heads
+        super().__init__(d_model, n_heads)
         self.ln = nn.LayerNorm(d_model)
-        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
 
     def forward(self, x):
         y = self.ln(x)
-        q, k, v = (f(y).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.o(mixed.transpose(1, 2).flatten(2))
-
-
-class AddsItselfInFloat32(AddsItself):
-    """The same with a softmax in float32, whatever the inputs are."""
-
-    def forward(self, x):
-        y = self.ln(x)
-        q, k, v = (f(y).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
-        return x + self.o((weights @ v).transpose(1, 2).flatten(2))
+        return x + self.finish(F.scaled_dot_product_attention(*self.project(y, y, y), is_causal=True))
 
 
 ENTRIES = [

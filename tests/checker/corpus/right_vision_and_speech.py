@@ -1,4 +1,4 @@
-"""Vision, diffusion and speech: patches, channels first, windows, latents, encoders in two parts."""
+"""Vision, diffusion and speech: patches, channels first, windows, latents."""
 
 import math
 
@@ -7,35 +7,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.checker.corpus import all_right, right
+from tests.checker.layers import FourLayers, FusedHeads
 
 
-class ViT(nn.Module):
-    """Patches: the fused projection is permuted to (3, B, H, T, D); identity norms; two dropouts."""
-
-    def __init__(self, dim, num_heads=8, qkv_bias=False, attn_drop=0.0, proj_drop=0.0):
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
-        self.scale = self.head_dim**-0.5
-        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
-        self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
-        self.attn_drop, self.proj_drop = nn.Dropout(attn_drop), nn.Dropout(proj_drop)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x):
-        B, N, C = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        q, k = self.q_norm(q), self.k_norm(k)
-        attn = self.attn_drop((q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1))
-        return self.proj_drop(self.proj((attn @ v).transpose(1, 2).reshape(B, N, C)))
-
-
-class ViTLayerNorms(ViT):
-    """The same with layer norms of queries and keys."""
+class ViTLayerNorms(FusedHeads):
+    """Patches, with layer norms of the queries and keys of a head."""
 
     def __init__(self, dim, num_heads=8):
         super().__init__(dim, num_heads)
-        self.q_norm, self.k_norm = nn.LayerNorm(self.head_dim), nn.LayerNorm(self.head_dim)
+        self.q_norm, self.k_norm = (nn.LayerNorm(dim // num_heads) for _ in range(2))
+
+    def attend(self, q, k, v):
+        return super().attend(self.q_norm(q), self.k_norm(k), v)
 
 
 class ChannelsFirst(nn.Module):
@@ -105,40 +88,18 @@ class ImagesLast(nn.Module):
         return self.proj(x)
 
 
-class Diffusers(nn.Module):
-    """Self- or cross-attention: keys and values from encoder_hidden_states, if there are any."""
-
-    def __init__(self, query_dim, cross_attention_dim=None, heads=4, dim_head=12, dropout=0.0):
-        super().__init__()
-        inner = heads * dim_head
-        self.heads = heads
-        self.to_q = nn.Linear(query_dim, inner, bias=False)
-        self.to_k = nn.Linear(cross_attention_dim or query_dim, inner, bias=False)
-        self.to_v = nn.Linear(cross_attention_dim or query_dim, inner, bias=False)
-        self.to_out = nn.ModuleList([nn.Linear(inner, query_dim), nn.Dropout(dropout)])
-
-    def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None):
-        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-        q, k, v = self.to_q(hidden_states), self.to_k(context), self.to_v(context)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
-        return self.to_out[1](self.to_out[0](mixed.transpose(1, 2).flatten(2)))
-
-
-class PerceiverPool(nn.Module):
+class PerceiverPool(FourLayers):
     """The latents are a parameter of the module: the output has their number."""
 
+    bias = False
+
     def __init__(self, dim, num_latents=5, heads=4):
-        super().__init__()
-        self.heads = heads
+        super().__init__(dim, heads)
         self.latents = nn.Parameter(torch.randn(num_latents, dim))
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
     def forward(self, x):
         latents = self.latents.expand(x.shape[0], -1, -1)
-        q, k, v = self.to_q(latents), self.to_k(x), self.to_v(x)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.finish(F.scaled_dot_product_attention(*self.project(latents, x, x)))
 
 
 class ClipText(nn.Module):
@@ -165,56 +126,6 @@ class ClipText(nn.Module):
         weights = F.dropout(F.softmax(scores, dim=-1), p=self.dropout, training=self.training)
         mixed = torch.bmm(weights, v).view(B, self.num_heads, T, self.head_dim).transpose(1, 2)
         return self.out_proj(mixed.reshape(B, T, C)), weights.view(B, self.num_heads, T, T)
-
-
-class BertSelf(nn.Module):
-    """BERT: query, key and value with an extended mask (B, 1, 1, S) that is added; no output layer."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.num_attention_heads = config.num_attention_heads
-        self.attention_head_size = config.hidden_size // config.num_attention_heads
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
-
-    def transpose_for_scores(self, x):
-        return x.view(*x.size()[:-1], self.num_attention_heads, self.attention_head_size).permute(0, 2, 1, 3)
-
-    def forward(self, hidden_states, attention_mask=None):
-        q = self.transpose_for_scores(self.query(hidden_states))
-        k = self.transpose_for_scores(self.key(hidden_states))
-        v = self.transpose_for_scores(self.value(hidden_states))
-        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(self.attention_head_size)
-        if attention_mask is not None:
-            scores = scores + attention_mask
-        probs = self.dropout(nn.Softmax(dim=-1)(scores))
-        return torch.matmul(probs, v).permute(0, 2, 1, 3).flatten(2)
-
-
-class BertOutput(nn.Module):
-    """The other half: a layer, dropout, and the norm of the sum."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=1e-12)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden_states, input_tensor):
-        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
-
-
-class BertWhole(nn.Module):
-    """Both halves together."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.self, self.output = BertSelf(config), BertOutput(config)
-
-    def forward(self, hidden_states, attention_mask=None):
-        return self.output(self.self(hidden_states, attention_mask), hidden_states)
 
 
 class T5(nn.Module):
@@ -266,34 +177,6 @@ class SpeechEncoder(nn.Module):
         return self.linear_out(x.transpose(1, 2).contiguous().view(B, -1, self.h * self.d_k))
 
 
-class TimeFirst(nn.Module):
-    """Sequence toolkits: (T, B, C), heads in the batch, bmm, and key_padding_mask."""
-
-    def __init__(self, embed_dim, num_heads):
-        super().__init__()
-        self.num_heads, self.scaling, self.batch_first = num_heads, (embed_dim // num_heads) ** -0.5, False
-        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (
-            nn.Linear(embed_dim, embed_dim) for _ in range(4)
-        )
-
-    def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
-        T, B, C = query.size()
-        q, k, v = self.q_proj(query) * self.scaling, self.k_proj(key), self.v_proj(value)
-        q, k, v = (
-            t.contiguous().view(-1, B * self.num_heads, C // self.num_heads).transpose(0, 1)
-            for t in (q, k, v)
-        )
-        scores, S = torch.bmm(q, k.transpose(1, 2)), k.size(1)
-        if attn_mask is not None:
-            scores = scores + attn_mask.unsqueeze(0)
-        if key_padding_mask is not None:
-            scores = scores.view(B, self.num_heads, T, S)
-            scores = scores.masked_fill(key_padding_mask[:, None, None].to(torch.bool), float("-inf"))
-            scores = scores.view(B * self.num_heads, T, S)
-        mixed = torch.bmm(F.softmax(scores, dim=-1), v)
-        return self.out_proj(mixed.transpose(0, 1).contiguous().view(T, B, C)), None
-
-
 class DownsampledHeads(nn.Module):
     """Segment Anything: an inner width below the model's, q, k and v as three inputs."""
 
@@ -315,8 +198,7 @@ class DownsampledHeads(nn.Module):
 
 
 ENTRIES = [
-    *all_right(__name__, "T5", "BertOutput"),
-    right(Diffusers, init={"cross_attention_dim": 32}),
+    *all_right(__name__, "T5"),
     right(T5, scale=1.0),
     right(nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)),
     right(nn.TransformerEncoderLayer(48, 4, 64, batch_first=True, norm_first=True)),

@@ -6,10 +6,7 @@ removes a line). So what is wrong is there to be read, and the right text is an 
 not be enough to be called wrong.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.checker.corpus import Entry, Program
@@ -27,7 +24,7 @@ from torch import nn
 """
 
 
-def styles_of(text: str) -> Iterator[Entry]:
+def styles_of(text):
     """Return the entries of a file of styles."""
     for part in text.split("\n=== ")[1:]:
         name, _, program = part.partition("\n")
@@ -46,7 +43,7 @@ def styles_of(text: str) -> Iterator[Entry]:
             )
 
 
-def _swapped(source: str, swaps: str) -> str:
+def _swapped(source, swaps):
     """Return a program with each `-` text replaced by the `+` text below it."""
     for minus, plus in re.findall(r"((?:^- .*\n)+)((?:^\+.*\n)+)", swaps, re.MULTILINE):
         old, new = (re.sub("^. ?", "", text.rstrip("\n"), flags=re.MULTILINE) for text in (minus, plus))

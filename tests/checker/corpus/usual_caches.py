@@ -14,7 +14,7 @@ def split(x, heads):
 class PastKeyValue(nn.Module):
     """As minimind: rotary tables and a pair of past keys and values come as arguments, (B, T, H, D)."""
 
-    order, top_left = 1, False
+    top_left = False
 
     def __init__(self, hidden_size=48, num_attention_heads=4, num_key_value_heads=2):
         super().__init__()
@@ -24,22 +24,15 @@ class PastKeyValue(nn.Module):
         self.k_proj, self.v_proj = (nn.Linear(hidden_size, num_key_value_heads * D) for _ in range(2))
 
     def forward(self, x, position_embeddings, past_key_value=None, use_cache=False, attention_mask=None):
-        q, k, v = (
-            split(self.q_proj(x), self.heads),
-            *(split(p(x), self.groups) for p in (self.k_proj, self.v_proj)),
-        )
+        q = split(self.q_proj(x), self.heads)
+        k, v = (split(p(x), self.groups) for p in (self.k_proj, self.v_proj))
         cos, sin = (table[: x.shape[1], None] for table in position_embeddings)
         q, k = (y * cos + torch.cat([-y.chunk(2, -1)[1], y.chunk(2, -1)[0]], -1) * sin for y in (q, k))
         if past_key_value is not None:
-            k, v = (
-                torch.cat([old, new][:: self.order], 1)
-                for old, new in zip(past_key_value, (k, v), strict=True)
-            )
+            k, v = (torch.cat(pair, 1) for pair in zip(past_key_value, (k, v), strict=True))
         past = (k, v) if use_cache else None
-        q, k, v = (
-            q.transpose(1, 2),
-            *(y.repeat_interleave(self.heads // self.groups, 2).transpose(1, 2) for y in (k, v)),
-        )
+        k, v = (y.repeat_interleave(self.heads // self.groups, 2).transpose(1, 2) for y in (k, v))
+        q = q.transpose(1, 2)
         scores = q @ k.mT / q.shape[-1] ** 0.5
         T, S = scores.shape[-2:]
         scores = scores.masked_fill(torch.ones(T, S).triu(1 if self.top_left else 1 + S - T) == 1, -torch.inf)
@@ -49,18 +42,12 @@ class PastKeyValue(nn.Module):
         return self.o_proj(y), past
 
 
-class WrongOrder(PastKeyValue):
-    order = -1
-
-
 class TopLeft(PastKeyValue):
     top_left = True
 
 
 class LayerPast(nn.Module):
     """As GPT-2 of old: a pair of past keys and values, (B, H, T, D), and a config."""
-
-    order = 1
 
     def __init__(self, config):
         super().__init__()
@@ -70,27 +57,20 @@ class LayerPast(nn.Module):
     def forward(self, hidden_states, layer_past=None, use_cache=False):
         q, k, v = (split(y, self.n_head).transpose(1, 2) for y in self.c_attn(hidden_states).chunk(3, -1))
         if layer_past is not None:
-            k, v = (
-                torch.cat([old, new][:: self.order], 2) for old, new in zip(layer_past, (k, v), strict=True)
-            )
+            k, v = (torch.cat(pair, 2) for pair in zip(layer_past, (k, v), strict=True))
         T, S = q.shape[2], k.shape[2]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(T, S, dtype=torch.bool).tril(S - T))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.visible(T, S))
         return self.c_proj(y.transpose(1, 2).flatten(2)), (k, v) if use_cache else None
 
-
-class LayerPastInFront(LayerPast):
-    order = -1
+    def visible(self, T, S):
+        return torch.ones(T, S, dtype=torch.bool).tril(S - T)
 
 
 class TopLeftOfSeveral(LayerPast):
     """One token at a time is right, and a chunk of several is not."""
 
-    def forward(self, hidden_states, layer_past=None, use_cache=False):
-        q, k, v = (split(y, self.n_head).transpose(1, 2) for y in self.c_attn(hidden_states).chunk(3, -1))
-        if layer_past is not None:
-            k, v = (torch.cat(pair, 2) for pair in zip(layer_past, (k, v), strict=True))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
-        return self.c_proj(y.transpose(1, 2).flatten(2)), (k, v) if use_cache else None
+    def visible(self, T, S):
+        return torch.ones(T, S, dtype=torch.bool).tril(S - T if T == 1 else 0)
 
 
 class LastOfPieceLost(LayerPast):
@@ -116,12 +96,8 @@ class Preallocated(nn.Module):
 
     def __init__(self, dim=48, n_head=4, n_local_heads=2):
         super().__init__()
-        self.n_head, self.n_local_heads, self.head_dim, self.kv_cache = (
-            n_head,
-            n_local_heads,
-            dim // n_head,
-            None,
-        )
+        self.n_head, self.n_local_heads, self.head_dim = n_head, n_local_heads, dim // n_head
+        self.kv_cache = None
         self.wqkv = nn.Linear(dim, (n_head + 2 * n_local_heads) * self.head_dim)
         self.wo = nn.Linear(dim, dim)
 
@@ -147,9 +123,7 @@ ENTRIES = [
     right(PastKeyValue),
     right(LayerPast),
     right(Preallocated),
-    wrong(WrongOrder, "cache-in-wrong-order"),
     wrong(TopLeft, "top-left-causal"),
-    wrong(LayerPastInFront, "cache-in-wrong-order"),
     wrong(TopLeftOfSeveral, "top-left-causal"),
     wrong(LastOfPieceLost, "cached-key-lost"),
     wrong(AtSlotZero, "cache-overwritten"),
