@@ -294,6 +294,35 @@ def test_a_compiled_model_is_captured_through_its_original(way):
     torch._dynamo.reset()
 
 
+class Written(nn.Module):
+    """Attention in code of its own, which is recognised by what it calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def test_attention_that_is_compiled_by_itself_keeps_its_number():
+    torch._dynamo.reset()
+    model, ids = Plain(), random_ids()
+    model.layers = nn.ModuleList(Written() for _ in range(3))
+    expected = regard.capture(model, inputs=(ids,))
+    with regard.intervene(model, regard.ablate(1, 0)):
+        without_head = model(ids)
+    compiled_block(model)
+    seen = regard.capture(model, inputs=(ids,))
+    assert [layer.key for layer in seen.layers] == [0, 1, 2]
+    assert all(torch.equal(a.to_dense(), b.to_dense()) for a, b in zip(seen, expected, strict=True))
+    with regard.intervene(model, regard.ablate(1, 0)):
+        assert torch.equal(model(ids), without_head)
+    torch._dynamo.reset()
+
+
 @torch.no_grad()
 def test_generation_with_a_compiled_step_is_captured(monkeypatch):
     """Transformers compiles the step of a static cache on GPUs, by `get_compiled_call`."""

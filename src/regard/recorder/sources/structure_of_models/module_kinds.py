@@ -167,6 +167,9 @@ def attends(module: nn.Module) -> bool:
         return False
     if isinstance(module, Attention) and type(module).forward is Attention.forward:
         return False
+    # The module that `torch.compile` returns holds the code of the one inside, which has a name of its own.
+    if isinstance(module, compiled_module_class() or ()):
+        return False
     names = module_names(module)
     return not HEARD_FUNCTIONS.isdisjoint(names) or ATTEND in names or computes_softmax_attention(module)
 
