@@ -127,4 +127,4 @@ def test_an_edit_names_the_heads_of_the_model(grouping):
         with regard.intervene(grouping, regard.ablate(1, 3)):
             edited.append(generate(grouping, ids, is_token).logits)
     torch.testing.assert_close(*edited, **CLOSE)
-    assert not torch.equal(edited[0][-1], generate(grouping, ids, is_token).logits[-1])
+    assert (edited[0][-1] - generate(grouping, ids, is_token).logits[-1]).abs().max() > 1e-2
