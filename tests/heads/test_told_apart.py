@@ -8,6 +8,7 @@ from torch.nn.functional import one_hot
 
 from regard import attention_map, causal
 from regard.heads import HeadTable, describe, repeated, study
+from tests.heads.made_heads import looking_at, sinking
 from tests.sampling import combine, share
 
 VOCAB = 200
@@ -127,3 +128,28 @@ def test_random_heads_have_no_label(by, sharpness):
 
     table = study(by_scores(scores), texts(), VOCAB, start=0)
     assert [(row.place, row.labels) for row in table if row.labels] == []
+
+
+@pytest.mark.parametrize("kind", ["sink", "fixed_offset"])
+@pytest.mark.parametrize("places", [(3, 3), (3, 9), (3, 9, 15, 20)])
+def test_texts_that_have_no_place_in_common_give_no_label(kind, places):
+    T, texts = 60, []
+    for place in places:
+        found = sinking(place, T) if kind == "sink" else (torch.arange(T) - place).clamp(min=0)
+        texts.append(([looking_at(found)], torch.randperm(5000)[:T][None]))
+    (row,) = describe(texts)
+    assert row.scores[kind].value > 0.9
+    assert (row.labels[0] if row.labels else None) == (kind if len(set(places)) == 1 else None)
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_one_token_is_in_all_texts(common):
+    T, texts = 60, []
+    for place in (5, 12, 20, 31):
+        ids = torch.randperm(5000)[:T][None]
+        if common:
+            ids[0, place] = 7777
+        texts.append(([looking_at(sinking(place, T))], ids))
+    (row,) = describe(texts)
+    assert row.labels == (("one_token",) if common else ())
+    assert row.token == 7777 or not common

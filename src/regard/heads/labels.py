@@ -7,7 +7,8 @@ A score earns its label if all of these hold:
   tested, is 0.1 or more above its baselines: uniform attention and, for scores that depend on which tokens
   are equal, the same attention with the tokens shuffled;
 - it is defined for at least six queries; if for fewer than sixteen, it has to be at least 0.8;
-- a sink is the same position in all texts, a fixed offset the same distance, one token the same token id.
+- a sink is the same position in all texts, a fixed offset the same distance, one token the same token id: it
+  receives the minimum, and two thirds of what earns the score, over all texts together.
 
 Explanations of the same attention are told apart. Induction and duplicate have a third baseline: the same
 score if the head attended to its fixed offset whatever is there, as far as it does where no copy is. A fixed
@@ -28,7 +29,6 @@ import torch
 from torch import Tensor
 
 from regard.heads.measures.running_sums import Estimates, RunningSums
-from regard.heads.measures.tallies import Tallies
 
 MIN_SCORES = {
     "induction": 0.2,
@@ -50,6 +50,7 @@ MARGIN = 0.1  # above the baselines
 WIDENING = 2  # times the 95% interval
 MIN_QUERIES = 6
 FEW_QUERIES, MIN_SCORE_OF_FEW = 16, 0.8
+IN_COMMON = 2 / 3  # of what earns a score, which is each text's own position, offset or token
 MAX_NUMBERS = 1 << 25  # of tallies that are joined: 256 MiB
 
 
@@ -61,6 +62,8 @@ class Targets(NamedTuple):
     offset: int | None = None
     shares: Mapping[str, float] = {}
     """Their mean weights, by label."""
+    scores: Mapping[str, float] = {}
+    """The mean weights of what each text has in their place, which earn these labels."""
     follows_token: bool = False
     """Whether the attention goes where the token id is, rather than to the position."""
 
@@ -69,7 +72,9 @@ class Targets(NamedTuple):
         if label in ("sink", "one_token") and self.follows_token != (label == "one_token"):
             return False
         # Other labels have no target that could differ from text to text.
-        return label not in self.shares or self.shares[label] >= MIN_SCORES[label]
+        if label not in self.shares:
+            return True
+        return self.shares[label] >= max(MIN_SCORES[label], IN_COMMON * self.scores[label])
 
 
 def find_targets(layers: Sequence[RunningSums], shuffled: Sequence[RunningSums] | None) -> list[Targets]:
@@ -79,20 +84,24 @@ def find_targets(layers: Sequence[RunningSums], shuffled: Sequence[RunningSums] 
     """
     targets: list[Targets] = []
     for group in _groups([layer.tallies.keys for layer in layers]):
-        tallies = Tallies.join([layer.tallies for layer in layers[group]])
-        queries = torch.cat([layer.queries("entropy") for layer in layers[group]])
-        keys, tokens = tallies.best_keys(queries), tallies.best_tokens()
-        offsets = tallies.best_offsets(queries)
-        positions, follows = keys, tokens
+        own = both = RunningSums.join(layers[group])
         if shuffled is not None:
             # The same tokens stand elsewhere in a shuffled text: what takes the attention along?
-            both = tallies + Tallies.join([layer.tallies for layer in shuffled[group]])
-            positions, follows = both.best_keys(queries), both.best_tokens()
-        of_heads = zip(keys, tokens, offsets, positions, follows, strict=True)
-        for key, token, offset, at_position, at_token in of_heads:
+            both = own + RunningSums.join(shuffled[group])
+        (keys, tokens), (positions, tokens_of_both) = (
+            (x.tallies.best_keys(x.queries("entropy")), x.tallies.best_tokens(x.queries("one_token")))
+            for x in (own, both)
+        )
+        offsets = own.tallies.best_offsets(own.queries("entropy"))
+        scores = [own.means(name) for name in ("sink", "one_token", "fixed_offset")]
+        of_heads = zip(keys, tokens, offsets, positions, tokens_of_both, *scores, strict=True)
+        for key, token, offset, at_position, at_token, sink, one_token, fixed_offset in of_heads:
             shares = {"sink": key.share, "one_token": token.share, "fixed_offset": offset.share}
+            own_scores = {"sink": sink, "one_token": one_token, "fixed_offset": fixed_offset}
             follows_token = at_token.share > at_position.share + MARGIN
-            targets.append(Targets(key.target, token.target, offset.target, shares, follows_token))
+            targets.append(
+                Targets(key.target, token.target, offset.target, shares, own_scores, follows_token)
+            )
     return targets
 
 

@@ -100,6 +100,11 @@ class RunningSums:
     def __add__(self, other: RunningSums) -> RunningSums:
         return RunningSums(self.sums + other.sums.to(self.sums.device), self.tallies + other.tallies)
 
+    @classmethod
+    def join(cls, layers: Sequence[RunningSums]) -> RunningSums:
+        """The sums of several layers as `split` takes them."""
+        return cls(torch.cat([x.sums for x in layers], -1), Tallies.join([x.tallies for x in layers]))
+
     def split(self, layers: int) -> list[RunningSums]:
         """The sums of each of so many layers, whose heads lie one layer after another."""
         parts = zip(self.sums.chunk(layers, -1), self.tallies.split(layers), strict=True)
@@ -108,6 +113,11 @@ class RunningSums:
     def queries(self, name: str) -> Tensor:
         """The number of queries for which a score is defined, (H,)."""
         return self.sums[1, NAMES.index(name)]
+
+    def means(self, name: str) -> list[float]:
+        """A score of every head; NaN where it is defined for no query."""
+        mean = self.sums[0, NAMES.index(name)] / self.queries(name)
+        return mean.tolist()
 
 
 def estimate_heads(layers: Sequence[RunningSums]) -> Estimates:

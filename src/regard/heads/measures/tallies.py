@@ -102,13 +102,17 @@ class Tallies:
         sums[..., :2] = 0.0
         return _best(sums, queries)
 
-    def best_tokens(self) -> list[BestTarget]:
-        """The token id that received the most in all, and its mean over the queries that see one."""
+    def best_tokens(self, queries: Tensor) -> list[BestTarget]:
+        """The token id that received the most in all, and its mean over `queries` (H,).
+
+        They are those that see the token which receives the most in their own text: a token that is in one
+        of the texts only is not the one of all.
+        """
         mass = self.tokens[..., 1].masked_fill(self.tokens[..., 2] <= 0, -1.0)
         best = self.tokens.gather(1, mass.argmax(-1)[:, None, None].expand(-1, -1, 3))[:, 0].tolist()
         return [
-            BestTarget(int(token), received / queries) if queries > 0 else BestTarget(None, 0.0)
-            for token, received, queries in best
+            BestTarget(int(token), received / number) if seeing > 0 and number > 0 else BestTarget(None, 0.0)
+            for (token, received, seeing), number in zip(best, queries.tolist(), strict=True)
         ]
 
 
