@@ -117,6 +117,25 @@ def returned_names(source: str) -> set[str]:
     return {node.id for part in others for node in ast.walk(part) if isinstance(node, ast.Name)}
 
 
+def compared_strings(source: str, name: str) -> list[str]:
+    """Return the texts with which code compares a variable or attribute of this name, in their order.
+
+    "local" of `self.kind == "local"`, `kind in ("local", …)`, and of `case "local"` in `match kind`.
+    """
+    texts: list[str] = []
+    for node in _nodes(source):
+        if isinstance(node, ast.Compare):
+            compared, others = node.left, node.comparators
+        elif isinstance(node, ast.Match):
+            compared, others = node.subject, [case.pattern for case in node.cases]
+        else:
+            continue
+        if getattr(compared, "attr", getattr(compared, "id", "")) == name:
+            parts = [part for other in others for part in ast.walk(other)]
+            texts += [p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str)]
+    return list(dict.fromkeys(texts))
+
+
 def numbers_of(subject: Subject) -> list[float]:
     """Return the positive numbers that the code holds: attributes, arguments, defaults and literals."""
     found: set[float] = set()
