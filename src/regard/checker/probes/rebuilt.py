@@ -93,10 +93,11 @@ def check_output(
         session.add_untried(check, f"with {shown} there was no verdict: {inner.undecided}")
     else:
         session.add_pass(check, shown)
+    known = [(warning.name, warning.mistake) for warning in session.checks if warning.status == "warning"]
     session.checks += [
         replace(found, name=check, detail=f"with {shown}, {found.detail}")
         for found in inner.checks
-        if found.status == "warning"
+        if found.status == "warning" and (found.name, found.mistake) not in known
     ]
     for diagnosis in inner.diagnoses if failed else [d for d in inner.diagnoses if d.warning]:
         warning = diagnosis.warning and not get_mistake(diagnosis.name).warning

@@ -1,8 +1,9 @@
 """Switches of a class: arguments of its constructor whose default leaves another attention alone.
 
-`use_flash=True` and `sliding_window=None` are switches, and so are `layer_idx=0`, `layer_type="full_attention"`
-and `head_dim=None`. Each is turned alone, and wrong only if its meaning is known, and its numbers are those of
-a mistake or break a promise. What cannot be turned, or is not understood then, is listed as not tried.
+`use_flash=True` and `sliding_window=None` are switches, and so are `layer_idx=0`, `head_dim=None` and
+`layer_type="full_attention"`. Each is turned alone, and wrong only if its meaning is known, and its numbers
+are those of a mistake or break a promise. What cannot be turned, or is not understood then, is listed as not
+tried.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _POSITIONS = re.compile(r"rope|rotary|rotat|alibi|(^|_)pos")
 _NORMS = re.compile(r"(q|k|query|key)_?(layer|rms|l2)?_?norm")
 # Words for the kind of attention that an argument of text chooses: `attn_type`, `layer_type`, `mask_mode`.
 _KIND = re.compile(r"attn|attention|mask|window|layer_?(type|kind)|implementation|backend", re.I)
-# Layers that differ in the keys that they see: with another number or another one of these kinds, a causal
-# layer stays causal. Scales and positions may differ from layer to layer (GPT-2's
-# `scale_attn_by_inverse_layer_idx`, SmolLM3's layers without rotary positions).
+# Scales and positions may differ from layer to layer (GPT-2's `scale_attn_by_inverse_layer_idx`, SmolLM3's
+# layers without rotary positions).
+_OF_LAYERS = [mistake.name for mistake in THEMES["mask"]]
+# Kinds of layers that see fewer keys: of a causal one, all earlier.
 _LOCAL = re.compile(r"sliding|local|window|chunk|strided", re.I)
 
 
@@ -161,7 +163,7 @@ def _switches(session: CheckSession) -> Iterator[Switch]:
             continue
         if meaning == "layer" and not isinstance(default, str | tuple):
             number = default + 1 if type(default) is int else 1
-            yield Switch({name: number}, [m.name for m in THEMES["mask"]], is_layer=True)
+            yield Switch({name: number}, _OF_LAYERS, is_layer=True)
         elif meaning == "head_width":
             widths.append(name)
         elif isinstance(default, str):
