@@ -19,7 +19,7 @@ import tokenize
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,7 @@ def compared_strings(source: str, name: str) -> list[str]:
     "local" of `self.kind == "local"`, `kind in ("local", …)`, and of `case "local"` in `match kind`.
     """
     texts: list[str] = []
+    others: Sequence[ast.AST]
     for node in _nodes(source):
         if isinstance(node, ast.Compare):
             compared, others = node.left, node.comparators
