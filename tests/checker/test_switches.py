@@ -290,6 +290,110 @@ class RoundedPositions(FusedHeads):
         return F.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True)
 
 
+class Layers(FusedHeads):
+    """Every second layer sees three tokens only, as those of Gemma do."""
+
+    def __init__(self, d_model, num_heads, layer_idx=0):
+        super().__init__(d_model, num_heads)
+        self.is_local = layer_idx % 2 == 1
+
+    def attend(self, q, k, v):
+        hidden = causal_scores(q, k).isinf()
+        return F.scaled_dot_product_attention(
+            q, k, v, ~(hidden | self.far(hidden)) if self.is_local else ~hidden
+        )
+
+    def far(self, hidden):
+        return ~torch.ones_like(hidden).triu(-2)
+
+
+class LayersToBothSides(Layers):
+    """Every second layer sees the future."""
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=not self.is_local)
+
+
+class LayersWithAHole(Layers):
+    """Every second layer hides the query's own key, where there is another one."""
+
+    def far(self, hidden):
+        own = torch.eye(hidden.shape[-1], dtype=torch.bool)
+        own[0] = False
+        return own
+
+
+class ScaledByLayer(Layers):
+    """As GPT-2 with `scale_attn_by_inverse_layer_idx`, which no check can tell from a mistake."""
+
+    def __init__(self, d_model, num_heads, layer_idx=0):
+        super().__init__(d_model, num_heads)
+        self.factor = 1 / (layer_idx + 1)
+
+    def attend(self, q, k, v):
+        return (causal_scores(q, k) * self.factor).softmax(-1) @ v
+
+
+class LayerTypes(Layers):
+    def __init__(self, d_model, num_heads, layer_type="full_attention"):
+        super().__init__(d_model, num_heads)
+        self.is_local = layer_type == "sliding_attention"
+
+
+class LayerTypesToBothSides(LayerTypes):
+    """The window of the sliding layers reaches as far ahead as back."""
+
+    def attend(self, q, k, v):
+        at = torch.arange(q.shape[-2])
+        distance = at[:, None] - at
+        return F.scaled_dot_product_attention(q, k, v, distance.abs() < 3 if self.is_local else distance >= 0)
+
+
+class AttentionTypes(FusedHeads):
+    """Of two kinds, of which one sees every token: by another name than a layer's, it may."""
+
+    def __init__(self, d_model, num_heads, attn_type="causal"):
+        super().__init__(d_model, num_heads)
+        self.attn_type = attn_type
+
+    def attend(self, q, k, v):
+        if self.attn_type in ("full", "bidirectional"):
+            return F.scaled_dot_product_attention(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Kernels(FusedHeads):
+    """The values of its argument are those of a library that it does not name."""
+
+    kernels = dict.fromkeys(("auto", "fast"), F.scaled_dot_product_attention)
+
+    def __init__(self, d_model, num_heads, attn_backend="auto", act="gelu", init_std=0.02):
+        super().__init__(d_model, num_heads)
+        self.attend = self.kernels[attn_backend]
+
+
+class HeadWidth(FusedHeads):
+    def __init__(self, d_model, num_heads, head_dim=None):
+        super().__init__(d_model, num_heads)
+        width = head_dim or d_model // num_heads
+        self.qkv = nn.Linear(d_model, 3 * num_heads * width)
+        self.proj = nn.Linear(num_heads * width, d_model)
+        self.scale = self.scale_of(d_model // num_heads, width)
+
+    def scale_of(self, share, width):
+        return width**-0.5
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+
+
+class ScaledByTheShare(HeadWidth):
+    """Its scale is that of heads which share the width of the model, whatever their width is."""
+
+    def scale_of(self, share, width):
+        return share**-0.5
+
+
 EVERYTHING_TRIED = "is right: "
 
 
@@ -324,6 +428,27 @@ EVERYTHING_TRIED = "is right: "
             2,
         ),
         right(CausalHeads),
+        # Another layer of a model, another kind of layer, and heads that do not share the model's width.
+        *share(
+            [
+                right(Layers, EVERYTHING_TRIED, "passed option layer_idx"),
+                right(LayerTypes, EVERYTHING_TRIED, "passed option layer_type"),
+                right(HeadWidth, EVERYTHING_TRIED, "passed option head_dim"),
+                right(AttentionTypes, EVERYTHING_TRIED, "passed option attn_type"),
+            ],
+            2,
+        ),
+        right(ScaledByLayer, "as far as tried: no option layer_idx ("),
+        right(Kernels, "as far as tried: no option attn_backend ("),
+        wrong(LayersToBothSides, "no-mask", failed=("option layer_idx",)),
+        *share(
+            [
+                wrong(LayersWithAHole, "missing-diagonal", failed=("option layer_idx",)),
+                wrong(LayerTypesToBothSides, why="with layer_type=sliding_attention, causality"),
+                wrong(ScaledByTheShare, "constant-scale", why="with head_dim=24"),
+            ],
+            2,
+        ),
         wrong(TwoSwitches, "one-token-ahead", failed=("options together",)),
         right(MaskOptionAhead, EVERYTHING_TRIED, init={"causal": False}),
         # Large blocks are right or wrong on a long text.

@@ -38,8 +38,9 @@ from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.options import probe_masks, probe_options
 from regard.checker.probes.output import probe_output
-from regard.checker.probes.rebuilt import probe_many_heads, probe_switches
+from regard.checker.probes.rebuilt import probe_many_heads
 from regard.checker.probes.sizes import probe_long_text, probe_other_sizes
+from regard.checker.probes.switches import probe_switches
 from regard.checker.ranks.distributed import check_on_processes
 from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report

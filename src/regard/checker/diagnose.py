@@ -99,7 +99,8 @@ class VariantMatcher:
 def diagnose(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:
     """Return the single mistakes that reproduce all observations, best first.
 
-    The source text, the simplicity and the catalogue's order decide between them.
+    Under an interpretation that reproduces them without a mistake there is none. The source text, the
+    simplicity and the catalogue's order decide between them.
 
     Arguments:
         observations: questions with the code's answers.
@@ -109,6 +110,8 @@ def diagnose(observations: list[Observation], intents: list[Intent], source: str
     matchers = [
         VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:24]
     ]
+    # Where attention without a mistake gives these numbers, one that changes nothing on them would too.
+    matchers = [matcher for matcher in matchers if matcher.fits(CORRECT) is None]
     singles = _single_changes(observations)
     # Mistakes of the catalogue, then any scale, then approximate matches.
     matches = _find_matches(matchers, (((name,), change) for name, change in singles))
@@ -121,6 +124,7 @@ def diagnose_pairs(observations: list[Observation], intents: list[Intent], sourc
     fitting = fitting_intents(intents, observations)
     by_causality = {intent.causal: intent for intent in reversed(fitting)}  # the first of either
     matchers = [VariantMatcher(intent, observations) for intent in by_causality.values()]
+    matchers = [matcher for matcher in matchers if matcher.fits(CORRECT) is None]  # as in `diagnose`
     singles = _single_changes(observations)
     matches: list[Match] = []
     for matcher in matchers:

@@ -281,11 +281,19 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
         session.add_skip("scale", f"`{name}={_SCALE}` raised {reply.error_line}")
         return None
     own = intent.wiring.scale or head_width(intent.wiring, plain) ** -0.5
-    # The last one is for an argument that is a width, by whose root the scores are divided.
-    for scale in (_SCALE, 1 / _SCALE, own * _SCALE, own / _SCALE, _SCALE**-0.5):
+    usual = f"its own scale of {own:.3g}" if intent.wiring.scale else "1/√D"
+    meanings = {
+        f"multiplies the scores, in place of {usual}": _SCALE,
+        f"divides the scores, in place of {usual}": 1 / _SCALE,
+        f"multiplies the scores, beside {usual}": own * _SCALE,
+        f"divides the scores, beside {usual}": own / _SCALE,
+        "is a width, by whose root the scores are divided": _SCALE**-0.5,
+    }
+    for meaning, scale in meanings.items():
         scaled = replace(intent, wiring=replace(intent.wiring, scale=scale))
         if scaled.error(question, reply.answer) < TOLERANCE:
             ask(session, question, scaled, passed=f"`{name}={_SCALE}` gives a scale of {scale:.3g}")
+            session.notes.append(f"{name}: {meaning}")
             return scaled
     error = intent.error(question, reply.answer)
     if not error < TOLERANCE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,14 @@ from torch import Tensor
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
 from regard.checker.interpretation.understand import NEARLY_RIGHT, Understanding, observe, search
-from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents
+from regard.checker.oracle.oracle import (
+    TOLERANCE,
+    Intent,
+    Observation,
+    describe_difference,
+    fitting_intents,
+    relative_error,
+)
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import dependence, with_options
@@ -138,6 +146,7 @@ class WrongOutput:
         """Find the mistakes behind it, or say why there is no verdict, or show a failing case."""
         # The first that can explain the output records what it found.
         explainers = (
+            self._by_earlier_calls,
             self._by_lengths,
             self._by_exchanged_sides,
             self._by_one_mistake,
@@ -149,6 +158,28 @@ class WrongOutput:
             self._by_example,
         )
         any(explain() for explain in explainers)
+
+    def _by_earlier_calls(self) -> bool:
+        """Find out whether what the module kept of these questions changes its answer to the first of them.
+
+        `probe_state` asks about short texts only, and rotary tables may grow on a long one.
+        """
+        session, question = self.session, self.session.cases.plain().to(self.session.dtype)
+        if session.module is None or not session.has_passed("calls"):
+            return False  # else what it keeps is a cache, or nothing that could be put back
+        alone, again = (session.subject.run(question, module=session.fresh_module()).answer for _ in range(2))
+        now = session.subject.run(question).answer
+        if alone is None or again is None or now is None or not relative_error(again, alone) < TOLERANCE:
+            return False  # it is random
+        if (error := relative_error(now, alone)) < session.tolerance:
+            return False
+        previous = max((o.question for o in self.observations), key=lambda asked: asked.q.shape[-2])
+        words: dict[str, Any] = {"previous": previous.shapes(), "shapes": question.shapes()}
+        words["what"] = describe_difference(error)
+        session.checks = [check for check in session.checks if check.name != "calls"]
+        session.find("state-between-calls", "calls", distance=error / TOLERANCE, **words)
+        session.add_skip("output", "it depends on earlier calls")
+        return True
 
     def _by_lengths(self) -> bool:
         if not (convention := lengths_convention(self.session, self.observations, self.wrong)):

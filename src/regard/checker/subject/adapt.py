@@ -25,7 +25,7 @@ from regard.checker.subject.subject import Subject
 from regard.checker.subject.vocabulary import arguments_of, is_required, missing_argument, parameters_of
 
 # Values for required arguments, by their meaning, that ask for plain attention.
-_NEUTRAL: dict[str, Any] = dict.fromkeys(("mask", "padding", "bias", "cache", "context"))
+_NEUTRAL: dict[str, Any] = dict.fromkeys(("mask", "padding", "context_padding", "bias", "cache", "context"))
 _NEUTRAL |= {"use_cache": False, "start": 0, "causal": False, "dropout": 0.0, "training": False}
 _NEUTRAL |= {"weights": True, "lse": True, "average": False}
 # Meanings of required arguments whose values depend on the question: `Subject` supplies them.
@@ -267,6 +267,9 @@ def _read_signature(
     options = [key for key in free if key not in positional]
     arguments = vocabulary.by_meaning(options, meanings.get)
     arguments = {m: key for m, key in arguments.items() if m not in ("query", "key", "value", "x")}
+    context_padding = arguments.pop("context_padding", None)
+    if context_padding is not None and inputs != "x":  # without the context, its mask hides nothing
+        arguments["padding"] = context_padding
     extra = dict(init)
     for key in options:
         meaning = meanings[key]

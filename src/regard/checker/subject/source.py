@@ -19,7 +19,7 @@ import tokenize
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,26 @@ def returned_names(source: str) -> set[str]:
     returned = [node.value for node in _nodes(source) if isinstance(node, ast.Return)]
     others = [part for value in returned if isinstance(value, ast.Tuple) for part in value.elts[1:]]
     return {node.id for part in others for node in ast.walk(part) if isinstance(node, ast.Name)}
+
+
+def compared_strings(source: str, name: str) -> list[str]:
+    """Return the texts with which code compares a variable or attribute of this name, in their order.
+
+    "local" of `self.kind == "local"`, `kind in ("local", …)`, and of `case "local"` in `match kind`.
+    """
+    texts: list[str] = []
+    others: Sequence[ast.AST]
+    for node in _nodes(source):
+        if isinstance(node, ast.Compare):
+            compared, others = node.left, node.comparators
+        elif isinstance(node, ast.Match):
+            compared, others = node.subject, [case.pattern for case in node.cases]
+        else:
+            continue
+        if getattr(compared, "attr", getattr(compared, "id", "")) == name:
+            parts = [part for other in others for part in ast.walk(other)]
+            texts += [p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str)]
+    return list(dict.fromkeys(texts))
 
 
 def numbers_of(subject: Subject) -> list[float]:
