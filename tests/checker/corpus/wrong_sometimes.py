@@ -56,6 +56,22 @@ class RoundedAngles(Base):
         return super().attend(q, k, v)
 
 
+class PaddingOfTheFirstCall(Base):
+    """Keeps the padding of the first call for later inputs of the same shape."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.visible = {}
+
+    def forward(self, x, key_padding_mask=None):
+        if key_padding_mask is None:
+            return super().forward(x)
+        visible = self.visible.setdefault(x.shape, ~key_padding_mask[:, None, None])
+        q, k, v = self.split(x)
+        scores = self.mask(q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+        return self.merge(scores.softmax(-1) @ v)
+
+
 def mask_of_short_texts(q, k, v, mask=None):
     scores = q @ k.mT / q.shape[-1] ** 0.5
     if mask is not None and q.shape[-2] <= 16:
@@ -74,6 +90,13 @@ ENTRIES = [
         verdict="wrong",
         mistakes=("precision-lost",),
         why="bfloat16, long text",
+    ),
+    Entry(
+        "the padding of the first call",
+        PaddingOfTheFirstCall,
+        verdict="wrong",
+        mistakes=("state-between-calls",),
+        failed=("masked calls",),
     ),
     Entry("the mask of short texts", mask_of_short_texts, verdict="wrong"),
 ]
