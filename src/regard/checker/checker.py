@@ -24,6 +24,7 @@ from regard.checker.interpretation.cases import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.probes.cache import add_failed_adapter, probe_cache
 from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.earlier_calls import probe_masked_calls, probe_state
 from regard.checker.probes.inputs import (
     find_leak,
     has_another_batch_axis,
@@ -32,7 +33,6 @@ from regard.checker.probes.inputs import (
     probe_inputs,
     probe_inputs_kept,
     probe_positions,
-    probe_state,
 )
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
@@ -293,6 +293,7 @@ def _explain_error(session: CheckSession) -> None:
 PROBES = (
     probe_batch,
     probe_output,
+    probe_masked_calls,
     probe_inputs_kept,
     probe_inputs,
     probe_causality,

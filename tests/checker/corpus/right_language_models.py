@@ -213,11 +213,10 @@ class InterleavedPartial(nn.Module):
         """Rotate (B, T, H, D) at its positions."""
         n, T = self.rotary_dim, x.shape[1]
         freqs = 10000.0 ** (-torch.arange(0, n, 2).double() / n)
-        angles = (torch.arange(T).double()[:, None] * freqs)[:, None, :].to(x.dtype)  # (T, 1, n / 2)
+        angles = (torch.arange(T).double()[:, None] * freqs)[:, None, :]  # (T, 1, n / 2)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         even, odd = x[..., :n:2], x[..., 1:n:2]
-        turned = torch.stack(
-            [even * angles.cos() - odd * angles.sin(), odd * angles.cos() + even * angles.sin()], -1
-        )
+        turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1)
         return torch.cat([turned.flatten(-2), x[..., n:]], -1)
 
     def forward(self, x):

@@ -44,6 +44,34 @@ class ShortMemory(Base):
         return (out, (k[:, :, -self.kept :], v[:, :, -self.kept :])) if use_cache else out
 
 
+class RoundedAngles(Base):
+    """Causal, with rotary positions whose angles are rounded: bfloat16 has few whole numbers above 256."""
+
+    def attend(self, q, k, v):
+        half = q.shape[-1] // 2
+        frequencies = 10000.0 ** (-torch.arange(half) / half)
+        angles = torch.arange(q.shape[-2]).to(q.dtype)[:, None] * frequencies.to(q.dtype)
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        q, k = (x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin for x in (q, k))
+        return super().attend(q, k, v)
+
+
+class PaddingOfTheFirstCall(Base):
+    """Keeps the padding of the first call for later inputs of the same shape."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.visible = {}
+
+    def forward(self, x, key_padding_mask=None):
+        if key_padding_mask is None:
+            return super().forward(x)
+        visible = self.visible.setdefault(x.shape, ~key_padding_mask[:, None, None])
+        q, k, v = self.split(x)
+        scores = self.mask(q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+        return self.merge(scores.softmax(-1) @ v)
+
+
 def mask_of_short_texts(q, k, v, mask=None):
     scores = q @ k.mT / q.shape[-1] ** 0.5
     if mask is not None and q.shape[-2] <= 16:
@@ -56,5 +84,19 @@ ENTRIES = [
     Entry("open in training", OpenInTraining, verdict="wrong"),
     Entry("scaled from nine tokens on", ScaledFromNineTokens, verdict="wrong"),
     Entry("a cache of 24 tokens", ShortMemory, verdict="wrong"),
+    Entry(
+        "rounded angles",
+        RoundedAngles,
+        verdict="wrong",
+        mistakes=("precision-lost",),
+        why="bfloat16, long text",
+    ),
+    Entry(
+        "the padding of the first call",
+        PaddingOfTheFirstCall,
+        verdict="wrong",
+        mistakes=("state-between-calls",),
+        failed=("masked calls",),
+    ),
     Entry("the mask of short texts", mask_of_short_texts, verdict="wrong"),
 ]

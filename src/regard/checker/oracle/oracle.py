@@ -146,14 +146,19 @@ class Intent:
         return expected, pytorch_error(question, self, expected, dtype)
 
 
-def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
-    """Return the error of PyTorch's plain operations at this dtype."""
+def pytorch_answer(question: Question, intent: Intent, dtype: torch.dtype) -> Answer:
+    """Return the answer of PyTorch's plain operations at this dtype."""
     interpreted = replace(intent.apply(question).to(dtype), layout="")
     if isinstance(rotation := intent.wiring.rotate, Rotation):  # whose angles are usually float32
         rotation = replace(rotation, precision=torch.float32)
         intent = replace(intent, wiring=replace(intent.wiring, rotate=rotation))
     with torch.no_grad():
-        plain = CORRECT.answer(interpreted, intent.wiring)
+        return CORRECT.answer(interpreted, intent.wiring)
+
+
+def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
+    """Return the error of PyTorch's plain operations at this dtype."""
+    plain = pytorch_answer(question, intent, dtype)
     # PyTorch may be exact by luck, and no code can be held to that.
     return max(relative_error(plain, expected), torch.finfo(dtype).eps / 2)
 

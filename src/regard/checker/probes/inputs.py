@@ -1,106 +1,35 @@
-"""What an output depends on: its inputs and positions, no later token, no other item, no earlier call.
+"""What an output depends on: its inputs and positions, no later token, no other item.
 
 These are properties, which are tested by changing one thing and leaving the others: no oracle is needed. Keys
-decide the weights, values are averaged, a context replaces the sequence, and a call neither overwrites its
-inputs nor changes the results of later calls. A rotation by one angle for all queries and keys of a head
+decide the weights, values are averaged, a context replaces the sequence, and a call does not overwrite its
+inputs. A rotation by one angle for all queries and keys of a head
 cancels in their products, so the output alone is that of attention without positions. Cosines that are a
 little wrong do not cancel: that shows their use.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.interpretation.cases import described_causality
 from regard.checker.oracle.oracle import (
     TOLERANCE,
-    describe_difference,
     relative_difference,
-    relative_error,
 )
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import change_part, name_visibility
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import SEQUENCES, copy_module
 from regard.checker.subject.inside import InsideWiring
-from regard.checker.subject.source import has_cache, source_of
-from regard.checker.subject.subject import CallHook, Reply, Subject
-
-_ORDER = (0, 0, 1, 0, 2, 1, 3, 0)  # which question comes after which, in calls of one and the same code
-
-
-def probe_state(session: CheckSession) -> bool:
-    """Check that a call gives the same result whatever was called before; returns whether it does not.
-
-    Other probes would then compare numbers that depend on each other. Code with a cache is left to
-    `probe_cache`.
-    """
-    subject = session.subject
-    if {"cache", "use_cache", "start"} & subject.arguments.keys():
-        return False
-    if subject.module is not None and has_cache(subject):
-        return False
-    if session.options.get("cached") is not None or (subject.module is None and subject.device != "cpu"):
-        return False
-    # A length that it refuses is refused in every order, which is no difference.
-    cases = replace(session.cases, fixed_length=None)
-    flag = True if "causal" in subject.arguments and session.options.get("causal") is not False else None
-    questions = [
-        replace(plain, flag=flag or plain.flag)
-        for B, T, seed in ((2, 7, 0), (3, 4, 97), (2, 11, 98), (2, 7, 99))
-        for plain in [cases.plain("calls", B=B, T=T, seed=seed)]
-    ]
-    alone = [_run(session, question, _fresh_module(session)) for question in questions]
-    again = _run(session, questions[0], _fresh_module(session))
-    if _difference(again, alone[0]):
-        return False  # it is random, or keeps its state where it cannot be put back
-    module, previous = _fresh_module(session), questions[0]
-    for index in _ORDER:
-        question, expected = questions[index], alone[index]
-        reply = _run(session, question, module)
-        if expected.answer is not None and (error := _difference(reply, expected)):
-            what = describe_difference(error)
-            if reply.answer is None:
-                what = f"raises {reply.error_line[:120]}"
-            words: dict[str, Any] = {"what": what, "previous": previous.shapes(), "shapes": question.shapes()}
-            session.find("state-between-calls", "calls", distance=error / TOLERANCE, **words)
-            session.add_skip("output", "it depends on earlier calls")
-            return True
-        previous = question
-    session.add_pass("calls", "earlier ones change nothing")
-    return False
-
-
-def _fresh_module(session: CheckSession) -> nn.Module | None:
-    """Return a copy of the module on which nothing was called yet; bring a function back to that."""
-    if session.module is not None:
-        return session.fresh_module()
-    if session.subject.state is not None:
-        session.subject.state.restore()
-    return None
-
-
-def _run(session: CheckSession, question: Question, module: nn.Module | None) -> Reply:
-    # With one seed code that draws random numbers can be compared, too.
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return session.subject.run(question.to(session.dtype), module=module)
-
-
-def _difference(reply: Reply, expected: Reply) -> float:
-    """Return how far two replies differ: 0.0 if they agree, inf if only one of them is an error."""
-    if reply.answer is None or expected.answer is None:
-        return 0.0 if reply.answer is expected.answer else math.inf
-    error = relative_error(reply.answer, expected.answer)
-    return 0.0 if error < TOLERANCE else error
+from regard.checker.subject.source import source_of
+from regard.checker.subject.subject import CallHook, Subject
 
 
 def probe_inputs_kept(session: CheckSession) -> None:

@@ -22,6 +22,7 @@ from regard.checker.oracle.oracle import (
     Intent,
     describe_agreement,
     describe_difference,
+    pytorch_answer,
     relative_difference,
     relative_error,
 )
@@ -34,6 +35,7 @@ from regard.checker.subject.source import returned_names
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 MANY_KEYS = 1024
+HALF = (torch.bfloat16, torch.float16)
 WRONG_BFLOAT16 = "Triton's interpreter computes it wrongly"
 
 
@@ -117,20 +119,54 @@ def check_sums_of_many_keys(session: CheckSession, intent: Intent) -> None:
     reply = session.compared.run(question.to(torch.bfloat16))
     if reply.answer is None:
         return
-    exact, _ = intent.measure(question, torch.bfloat16)
-    plain = CORRECT.answer(replace(intent.apply(question).to(torch.bfloat16), layout=""), intent.wiring)
-    # The first rows of causal attention see few keys, and their outputs are the largest.
-    got, own, wanted = (
-        Answer(x.output.detach()[..., -MANY_KEYS // 4 :, :]) for x in (reply.answer, plain, exact)
-    )
-    error, own_error = relative_error(got, wanted), relative_error(own, wanted)
-    ratio = error / max(own_error, torch.finfo(torch.bfloat16).eps / 2)
+    error, ratio = late_error(question, reply.answer, intent, torch.bfloat16)
     if ratio <= LIMIT:
         session.add_pass(question.name, f"{MANY_KEYS} of them, {ratio:.1f}× PyTorch's own")
         return
     detail = f"{error:.1e} on {MANY_KEYS} keys, {ratio:.0f}× PyTorch's own"
     evidence = f"The output is right only to {error:.0e} on {MANY_KEYS} keys in bfloat16."
     session.add_mistake(question.name, detail, "precision-lost", evidence, error, distance=ratio / LIMIT)
+
+
+def late_error(question: Question, answer: Answer, intent: Intent, dtype: torch.dtype) -> tuple[float, float]:
+    """Return the error of the last quarter of the rows, and its ratio to PyTorch's own.
+
+    The first rows of causal attention see few keys, and their outputs are the largest.
+    """
+    exact, _ = intent.measure(question, dtype)
+    rows = -max(1, question.q.shape[-2] // 4)
+    got, own, wanted = (
+        Answer(x.output.detach()[..., rows:, :])
+        for x in (answer, pytorch_answer(question, intent, dtype), exact)
+    )
+    error = relative_error(got, wanted)
+    return error, error / max(relative_error(own, wanted), torch.finfo(dtype).eps / 2)
+
+
+def check_long_half_precision(session: CheckSession, own: CheckSession, question: Question) -> list[str]:
+    """Check the errors in half precision on a long text, where rounded positions and angles show.
+
+    Of whole numbers, bfloat16 has those up to 256 only. `own` is the session, or its class built for longer
+    texts, whose answer to the question is right. Returns the dtypes in which it is accurate.
+    """
+    intent, T, accurate = own.right_intent, question.q.shape[-2], []
+    assert intent is not None
+    # With the weights of a new layer scores hardly differ, and neither do outputs at other positions.
+    question = question.map_inputs(lambda x: 2 * x)
+    for dtype in HALF:
+        short = str(dtype).removeprefix("torch.")
+        answer = own.compared.run(question.to(dtype)).answer if session.has_passed(short) else None
+        if answer is None:
+            continue
+        error, ratio = late_error(question, answer, intent, dtype)
+        if ratio <= LIMIT:
+            accurate.append(short)
+            continue
+        detail = f"{error:.1e} on {T} tokens, {ratio:.0f}× {intent.yardstick}"
+        evidence = f"The output is right only to {error:.0e} on {T} tokens in {short}."
+        name = f"{short}, {question.name}"
+        session.add_mistake(name, detail, "precision-lost", evidence, error, distance=ratio / LIMIT)
+    return accurate
 
 
 def check_half_precision(session: CheckSession, oracle: Oracle) -> None:
@@ -140,7 +176,7 @@ def check_half_precision(session: CheckSession, oracle: Oracle) -> None:
         tokens_only = session.compared.mask_form.rank == 1  # a mask (B, S)
         masked = session.cases.padded(seed=23) if tokens_only else session.cases.masked(seed=23)
         questions.append(session.with_explicit_mask(masked))
-    for dtype in (torch.bfloat16, torch.float16):
+    for dtype in HALF:
         short = str(dtype).removeprefix("torch.")
         name = short if session.reference is None else f"{short} error"
         # Triton 3.6 stores bfloat16 as uint16, which NumPy has, and multiplies those.

@@ -18,6 +18,7 @@ from regard.checker.diagnose import diagnose, diagnose_blocks
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, describe_difference, relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.probes.gradients import gradient_failure
+from regard.checker.probes.numbers import check_long_half_precision
 from regard.checker.probes.questions import asks_many_tokens, largest_block
 from regard.checker.probes.rebuilt import check_output, rebuild
 from regard.checker.reports.evidence import function_calls
@@ -82,7 +83,9 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
     expected = intent.answer(question)
     error = relative_error(reply.answer, expected)
     if error < TOLERANCE:
-        session.add_pass(question.name, f"{T} tokens")
+        accurate = check_long_half_precision(session, own, question)
+        also = f", also in {' and '.join(accurate)}" if accurate else ""
+        session.add_pass(question.name, f"{T} tokens{also}")
         if failure := gradient_failure(own, own.compared, question, intent):
             session.add_failure(f"gradients, {question.name}", failure)
         return
