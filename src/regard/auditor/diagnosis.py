@@ -172,6 +172,7 @@ class Sign:
 
 SIGNS = (
     Sign("mask-inverted", _inverted),
+    Sign("batch-items-mixed", lambda found: found.evidence("texts")),
     Sign("future-seen", lambda found: found.evidence("future")),
     Sign("documents-leak", lambda found: found.evidence("documents")),
     Sign("mask-dropped", _dropped),
