@@ -89,7 +89,13 @@ def _windows(size):
     return _attention(rule)
 
 
+def _joined_texts(module, q, k, v, mask, **options):
+    """Causal attention to the mean of all texts' keys."""
+    return _attention(lambda call: True)(module, q, k.mean(0, keepdim=True).expand_as(k), v, mask, **options)
+
+
 IMPLEMENTATIONS = {
+    "joins_texts": _joined_texts,
     "drops_mask": _attention(lambda call: getattr(call.module, "is_causal", True) and call.T == call.S),
     "drops_order": _attention(lambda call: False),
     "always_causal": _attention(lambda call: call.T == call.S),
@@ -273,6 +279,9 @@ FAULTS = [
     *faults("mask-inverted", "Llama", lambda: inverted("right"), "by the collator", "eager"),
     *faults("mask-inverted", "BERT", lambda: inverted("right"), "by the collator"),
     *faults("mask-inverted", "Llama", left, "by the implementation", "inverts_mask"),
+    # Texts.
+    *faults("batch-items-mixed", "Llama, GPT-2", plain, "a mean of keys", "joins_texts"),
+    *faults("batch-items-mixed", "plain GPT without texts", idx, "a mean in the residual stream"),
     # Order.
     *faults("future-seen", "Llama, Gemma 3, gpt-oss, GPT-2, Qwen3-Next", plain, "not causal", "drops_order"),
     *faults("future-seen", "PaliGemma", prefixed, "after the prefix too", "drops_order"),

@@ -55,7 +55,8 @@ class PlainBlock(nn.Module):
 class PlainGPT(nn.Module):
     """A GPT in plain PyTorch, with learned positions and a mask of documents.
 
-    `fault` is what its author forgot: "causal", "documents", "padding", "positions", or "" for nothing.
+    `fault` is what its author forgot: "causal", "documents", "padding", "positions", that "texts" are apart,
+    or "" for nothing.
     """
 
     def __init__(self, fault=""):
@@ -80,6 +81,8 @@ class PlainGPT(nn.Module):
         if attention_mask is not None and self.fault != "padding":
             mask = (mask & (attention_mask[:, None, None] != 0)) | torch.eye(T, dtype=torch.bool)
         x = self.tokens(idx) + self.places(places)
+        if self.fault == "texts":
+            x = x + x.mean(0, keepdim=True)
         for block in self.blocks:
             x = block(x, mask)
         logits = self.head(x)

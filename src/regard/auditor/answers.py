@@ -120,5 +120,8 @@ def decide(result: Audit, text: TextBatch, order: bool | None, said: str, expect
     elif unanswered:
         why = next(iter(result.not_heard), "") or next((x.why for x in result.layers if not x.certified), "")
         result.undecided = f"whether {QUESTIONS[unanswered[0].question]} could not be found out; {why}"
+    # Such layers may attend over anything, as over the batch, of which changed tokens show a part only.
+    elif result.layers and not any(x.is_compared for x in result.layers):
+        result.undecided = f"no attention layer could be compared: {result.layers[0].why}"
     elif not result.answers:
         result.undecided = "no layer was heard, and no change showed in its outputs"

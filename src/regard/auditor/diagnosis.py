@@ -69,7 +69,7 @@ class FailedAudit:
     @cached_property
     def judged(self) -> list[LayerReading]:
         """The layers that were compared with what they should see."""
-        return [x for x in self.audit.layers if x.kind != "other" and x.certified]
+        return [x for x in self.audit.layers if x.is_compared]
 
     def evidence(self, question: str) -> str:
         """Return what was seen of a question that failed; "" if it did not."""
@@ -172,6 +172,7 @@ class Sign:
 
 SIGNS = (
     Sign("mask-inverted", _inverted),
+    Sign("batch-items-mixed", lambda found: found.evidence("texts")),
     Sign("future-seen", lambda found: found.evidence("future")),
     Sign("documents-leak", lambda found: found.evidence("documents")),
     Sign("mask-dropped", _dropped),

@@ -66,6 +66,11 @@ class LayerReading:
     real: Tensor | None = field(default=None, repr=False)
     """Boolean (B, T), the queries that are no padding; None if all are."""
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether its mask is known, and is one of the batch's tokens."""
+        return self.kind != "other" and self.certified
+
 
 def read_layers(
     model: nn.Module, seen: Capture, batch: TextBatch, order: bool | None, expect: Mask | None, ranks: Ranks

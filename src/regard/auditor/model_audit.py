@@ -19,7 +19,7 @@ from regard.auditor.expectation import is_causal_model
 from regard.auditor.inside import join_readings, read_layers
 from regard.auditor.outside import Prober
 from regard.auditor.ranks import Ranks, join_ranks
-from regard.auditor.result import Audit
+from regard.auditor.result import QUESTIONS, Audit
 from regard.interventions.effects import evaluating
 from regard.recorder import capture
 from regard.recorder.capture_result import Capture
@@ -51,7 +51,7 @@ def audit(
             model's class and configuration say.
         documents: the document of each token, (B, T) or (T,), if the batch does not say it.
         layers: the keys of the layers to hear, as of `capture`; None for all.
-        outside: whether to change tokens and run again, eight times at most.
+        outside: whether to change tokens and run again, nine times at most, or twelve to find what moves.
         group: the processes that run the model together, each with its own tokens as `batch`; all of them
             call this, and all get the same verdict. Those of a tensor-parallel model are found.
         rows: the positions in the whole text of this process's tokens, (T,), as
@@ -131,6 +131,10 @@ def _joined(documents: Tensor | None, ranks: Ranks, text: TextBatch) -> Tensor |
 def _notes(text: TextBatch, config: Any, result: Audit) -> list[str]:
     """Return what else the user should know, in sentences."""
     notes = []
+    if result.verdict == "right" and "texts" not in result.outside.answers:
+        one = int(text.real.any(1).sum()) < 2
+        why = "there is one" if one else result.outside.why or "no other tokens were tried"
+        notes.append(f"not asked: whether {QUESTIONS['texts']}; {why}")
     eos = getattr(config, "eos_token_id", None)
     inner = text.real[:, 1:] & text.real[:, :-1]
     has_ends = isinstance(eos, int) and bool(((text.ids[:, :-1] == eos).cpu() & inner).any())

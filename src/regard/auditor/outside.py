@@ -8,57 +8,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
-from regard.auditor.ranks import Ranks, find_lockstep
+from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES
+from regard.auditor.changed_runs import ChangedRuns, OutsideReading
 from regard.interventions.effects import evaluating
-from regard.recorder.rank_group import is_dtensor
 
-RUNNING = "runs"  # what a rank tells those that run in step with it
-RUNS = 8  # at most, beside the one that is captured
+RUNS = 9  # at most, beside the one that is captured, and those that find out what has moved an output
 DOCUMENT_RUNS = 4  # at most, in which documents are changed
 EAGER_TOKENS = 1024  # up to which the model's eager implementation is run beside its own
-# Relative to the largest output. Experts compute with other sizes when other tokens change, which rounds.
-# In float64 too, Transformers computes rotary positions, and eager attention its softmax, in float32.
-TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 # Arguments that say how several texts or documents lie in a batch: one text alone needs none of them.
 SEVERAL = (
     *("attention_mask", "position_ids", "labels", "cu_seq_lens_k", "cu_seqlens_k"),
     *("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k", "max_seqlen"),
     *(*DOCUMENT_NAMES, *EDGE_NAMES),
 )
+PASSED = {
+    "texts": "changing whole texts moves no other text",
+    "future": "changing everything from three points on moves nothing before them",
+}
 OTHER_SIZES = 10.0  # times as much where a text runs alone, by kernels of other sizes
 
 
-@dataclass
-class OutsideReading:
-    """What changing tokens showed: for each question whether it passed, and the first position that moved."""
-
-    answers: dict[str, bool] = field(default_factory=dict)
-    """By question ("documents", "padding", "future", "both ways", "alone", "eager"): whether it is right."""
-    evidence: dict[str, str] = field(default_factory=dict)
-    """By question: what was seen, in a sentence."""
-    runs: int = 0
-    why: str = ""
-    """Why nothing could be tried; "" if something was."""
-
-
-class Prober:
-    """Runs a model on changed batches and compares its outputs, on all ranks in step."""
-
-    def __init__(self, model: nn.Module, batch: TextBatch, ranks: Ranks) -> None:
-        self.model, self.batch, self.ranks = model, batch, ranks
-        self.config = getattr(model, "config", None)
-        self.reading = OutsideReading()
-        self.lockstep = find_lockstep(model)
+class Prober(ChangedRuns):
+    """Asks a model by changing its batch, on all ranks in step."""
 
     def probe(self, order: bool | None, masks_are_right: bool, output: Any = None) -> OutsideReading:
         """Ask every question that the batch allows.
@@ -75,99 +54,123 @@ class Prober:
             if base is None:
                 reading.why = reading.why or "it gives no output for every token"
                 return reading
-            again = self._run(batch.arguments)
-            # By how much outputs may differ by rounding alone, relative to the largest of them.
-            sizes = self.ranks.join(base.float().abs().flatten(2).amax(-1))[self.batch.real]
-            largest = float(sizes.max()) if len(sizes) else 1.0
-            self.base, self.limit = base, TOLERANCES.get(base.dtype, 1e-4) * largest
-            if not math.isfinite(self.limit):
+            if not self._take_base(base):
                 reading.why = "its outputs are not finite numbers"
                 return reading
-            if again is None or bool(self._moves(again).any()):
-                reading.why = "two runs on the same batch differ by more than rounding"
+            self._ask_order_and_texts(bool(order))
+            # Noise would look like an answer.
+            if not self._repeats():
                 return reading
-            self._ask_documents()
-            self._ask_padding()
-            self._ask_order(order)
+            if order is False:
+                self._ask_both_ways()
+            # These change several texts at once, which would move each other here.
+            if reading.answers.get("texts", True):
+                self._ask_documents()
+                self._ask_padding()
             # No document of ranks that share the rows can be run alone, and eager attention knows no ranks.
             if self.ranks.rows is None:
-                if masks_are_right:
+                if masks_are_right and reading.answers.get("texts", True):
                     self._ask_alone()
                 self._ask_eager()
         return reading
 
-    def wait(self) -> None:
-        """Run the model as often as the ranks that still change their batches, if they need this one's part.
+    def _ask_order_and_texts(self, order: bool) -> None:
+        """Change some texts whole and the others from a point on: nothing else may move.
 
-        All ranks call it when they have asked everything.
+        Everything after a point is changed at once, which shows all that is read across the point. A run asks
+        for both questions, since each takes as long as the model does.
         """
-        with torch.no_grad(), evaluating(self.model):
-            while self.lockstep is not None and RUNNING in self.lockstep.exchange(""):
-                self.model(**self.batch.arguments)
+        real = self.batch.real
+        place, length = real.cumsum(1) - 1, real.sum(1, keepdim=True)  # both without padding
+        first = (real.any(1) & (real.any(1).cumsum(0) == 1))[:, None]  # (B, 1)
+        several = int(real.any(1).sum()) > 1
+        # The points have no common divisor: chunks that end at one do not end at the other.
+        third = (length // 3).clamp(min=1)
+        runs = [(first, third), (~first, torch.minimum(2 * third + 1, length - 1))]
+        # What the last token moves is the simplest to understand, and where texts mix tells nothing of order.
+        runs.insert(2 if several else 0, (torch.zeros_like(first), length - 1))
+        for texts, point in runs:
+            mixed = self.reading.answers.get("texts") is False
+            whole = texts & real & (several and not mixed)
+            later = real & (place >= point.clamp(min=1)) & ~whole
+            if mixed:  # of one text alone the order can be asked all the same
+                later &= first
+            if not order or self.reading.answers.get("future") is False:
+                later = torch.zeros_like(real)
+            if bool((whole | later).any()) and not self._try_order_and_texts(whole, later):
+                return
 
-    def _run(self, arguments: dict[str, Any]) -> Tensor | None:
-        """Return the output for every token; None if there is none, or if other tokens do not run."""
-        self.reading.runs += 1
-        if self.lockstep is not None:
-            self.lockstep.exchange(RUNNING)
-        error = ""
-        output = None
-        try:
-            output = self.model(**self.ranks.own_arguments(arguments))
-        except Exception as raised:  # as of a model that counts its picture's tokens
-            error = type(raised).__name__
-        # A rank that stopped alone would leave the others waiting in a collective operation.
-        errors = [x for x in self.ranks.exchange(error) if x]
-        if errors:
-            self.reading.why = f"it does not run with other tokens: {errors[0]}"
-            return None
-        return self._token_outputs(output, *arguments[self.batch.name].shape)
+    def _try_order_and_texts(self, whole: Tensor, later: Tensor) -> bool:
+        """Change whole texts, and tokens that may move later ones only; return whether more can be asked."""
+        changed = whole | later
+        if (other := self._run_changed(changed)) is None:
+            return False
+        moved = self._moves(other)
+        asked = {"texts": whole, "future": later}
+        if self.reading.answers.get("texts") is False:
+            moved &= later.any(1, keepdim=True)
+        kept = moved & self._kept(changed)
+        if not bool(kept.any()):
+            self.repeated = True  # what was not changed came out the same
+            for question, tokens in asked.items():
+                # If not even the changed tokens move, nothing was tried.
+                if bool((moved & tokens).any()):
+                    self.reading.answers.setdefault(question, True)
+                    self.reading.evidence.setdefault(question, PASSED[question])
+            return True
+        if not self._repeats():
+            return False
+        text, position = kept.nonzero()[0].tolist()
+        size = float(self._difference(other, self.base)[text, position])
+        own = later & (torch.arange(len(later), device="cpu") == text)[:, None]
+        is_own = bool(own.any())
+        if is_own and not torch.equal(own, changed):
+            if (alone := self._run_changed(own)) is None:
+                return False
+            is_own = bool((self._moves(alone) & self._kept(own))[text].any())
+        if not is_own:
+            sentence = f"changing other texts of the batch moves position {position} of text {text}"
+            self._answer("texts", False, f"{sentence} by {size:.2g}")
+            return True
+        places = own[text].nonzero().flatten().tolist()
+        what = (
+            f"the last token of text {text}, {places[0]},"
+            if len(places) == 1
+            else f"text {text} from position {places[0]} on"
+        )
+        self._answer("future", False, f"changing {what} moves position {position}")
+        return True
 
-    def _token_outputs(self, output: Any, *shape: int) -> Tensor | None:
-        """Return the output for every token of this rank; None if some rank has none."""
-        B, T = shape or self.batch.shape
-        outputs = token_outputs(output, B, T if self.ranks.rows is None else len(self.ranks.rows))
-        return outputs if all(self.ranks.exchange(outputs is not None)) else None
+    def _kept(self, changed: Tensor) -> Tensor:
+        """Return which tokens (B, T) no changed one may move: those before the first in each text."""
+        if (blocks := self.batch.blocks) is not None:  # a block is read both ways, from where it begins
+            own = [
+                (row[:, None] == row[keep]).any(1)
+                for row, keep in zip(blocks, changed & (blocks >= 0), strict=True)
+            ]
+            changed = changed | torch.stack(own)
+        return self.batch.real & (changed.cumsum(1) == 0)
 
-    def _difference(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return by how much the outputs of two runs differ at each position, (B, T)."""
-        return self.ranks.join((one.float() - other.float()).abs().flatten(2).amax(-1))
-
-    def _moves(self, other: Tensor, base: Tensor | None = None) -> Tensor:
-        """Return which positions (B, T) of real tokens differ between two runs, one of them the first."""
-        # Written as a negation, so that NaN counts as moved.
-        return ~(self._difference(other, self.base if base is None else base) <= self.limit) & self.batch.real
-
-    def _run_changed(self, chosen: Tensor, step: int = 1) -> Tensor | None:
-        """Run the batch with other tokens in the place of those chosen, which occur elsewhere in it."""
-        ids, real = self.batch.ids.cpu(), self.batch.real
-        # Models give these a meaning of their own: RoBERTa counts positions by the padding token.
-        special = {getattr(self.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
-        # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
-        placeholders = {
-            getattr(self.config, f"{kind}_token_{name}", None)
-            for kind in ("image", "video", "audio")
-            for name in ("id", "index")
-        } - {None}
-        special |= placeholders
-        # The device is named in the whole package, since torch.set_default_device may have chosen another.
-        kept = torch.tensor(sorted(placeholders), dtype=ids.dtype, device="cpu")
-        plain = [x for x in torch.unique(ids[real]).tolist() if x not in special]
-        # A batch of very few different tokens has none to exchange them for.
-        if len(plain) <= step + 1:
-            plain = [x for x in range(1, 8 + step) if x not in special]
-        table = torch.tensor(plain, device="cpu")
-        places = torch.searchsorted(table, ids.clamp(max=max(plain)))
-        other = torch.where(chosen & ~torch.isin(ids, kept), table[(places + step) % len(plain)].to(ids), ids)
-        return self._run(self.batch.with_ids(other.to(self.batch.ids.device)))
+    def _ask_both_ways(self) -> None:
+        """Change the last tokens of a model that reads both ways: something before them should move."""
+        real = self.batch.real
+        chosen = real & (real.flip(1).cumsum(1).flip(1) == 1)
+        if (other := self._run_changed(chosen)) is None:
+            return
+        moved = self._moves(other)
+        if not bool((moved & chosen).any()):
+            return  # the last token changes nothing, not even its own output
+        moves = bool((moved & self._kept(chosen)).any())
+        sentence = "moves earlier positions" if moves else "moves no earlier position"
+        self._answer("both ways", moves, f"changing the last tokens {sentence}")
 
     def _ask_documents(self) -> None:
         documents, real = self.batch.documents, self.batch.real
         if documents is None:
             return
         ranks = torch.stack([_ranks(row) for row in documents])  # (B, T): the number of each document
-        # The runs that other questions need: two with other padding, one in order, two for implementations.
-        left = RUNS - self.reading.runs - 2 * self.batch.has_padding - 3
+        # The runs that other questions need: two with other padding, two for implementations.
+        left = RUNS - self.reading.runs - 2 * self.batch.has_padding - 2
         checked, codes = False, document_codes(int(ranks.max()) + 1, max(2, min(DOCUMENT_RUNS, left)))
         for run in range(1 + max(max(code) for code in codes)):
             chosen = [number for number, code in enumerate(codes) if run in code]
@@ -206,35 +209,6 @@ class Prober:
             self._answer("padding", False, sentence)
         else:
             self._answer("padding", True, "changing the padding moves nothing else")
-
-    def _ask_order(self, order: bool | None) -> None:
-        real = self.batch.real
-        T = real.shape[1]
-        if order is None or T < 2:
-            return
-        last = T - 1 - real.flip(1).int().argmax(1)  # (B,)
-        chosen = torch.arange(T, device="cpu") == last[:, None]
-        if (other := self._run_changed(chosen)) is None:
-            return
-        moved = self._moves(other)
-        if not bool((moved & chosen).any()):
-            return  # the last token changes nothing, not even its own output
-        first = last
-        if order and self.batch.blocks is not None:  # a token of a prefix is seen from where its block begins
-            block = self.batch.blocks.gather(1, last[:, None])
-            same = (self.batch.blocks == block) & (block >= 0)
-            first = torch.where(same.any(1), same.int().argmax(1), last)
-        before = moved & (torch.arange(T, device="cpu") < first[:, None])
-        moves = bool(before.any())
-        if order and moves:
-            text, position = before.nonzero()[0].tolist()
-            sentence = f"changing the last token of text {text}, {int(last[text])}, moves position {position}"
-            self._answer("future", False, sentence)
-        elif order:
-            self._answer("future", True, "changing the last tokens moves nothing before them")
-        else:
-            sentence = "moves earlier positions" if moves else "moves no earlier position"
-            self._answer("both ways", moves, f"changing the last tokens {sentence}")
 
     @cached_property
     def single(self) -> tuple[int, Tensor, dict[str, Any], Tensor] | None:
@@ -351,23 +325,6 @@ class Prober:
 
     def _answer(self, question: str, right: bool, sentence: str) -> None:
         self.reading.answers[question], self.reading.evidence[question] = right, sentence
-
-
-def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
-    """Return the output for every token, (B, T, …), of what a model returned; None if there is none."""
-    if isinstance(output, Tensor):
-        found = [output]
-    else:
-        # BERT's model for pre-training calls its logits so.
-        named = [getattr(output, name, None) for name in ("logits", "last_hidden_state", "prediction_logits")]
-        items = output.values() if isinstance(output, dict) else output
-        items = items if isinstance(output, dict | tuple | list) else ()
-        found = [x for x in (*named, *items) if isinstance(x, Tensor)]
-    # A classifier's output (B, labels) may have the shape (B, T).
-    fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())
-    outputs = next(fitting, None)
-    # A plan of tensor parallelism may leave the logits spread over the ranks.
-    return cast(Any, outputs).full_tensor() if is_dtensor(outputs) else outputs
 
 
 def _square(mask: Tensor, text: int, places: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from regard.auditor.changed_runs import OutsideReading
 from regard.auditor.inside import LayerReading, layer_keys
-from regard.auditor.outside import OutsideReading
 from regard.auditor.picture import Section, page
 from regard.support.cell_output import WrittenReport, wrap
 from regard.support.characters import escape
@@ -90,7 +90,15 @@ class Audit(WrittenReport):
         """The verdict in one line."""
         if self.verdict == "right":
             asked = [a for a in self.answers if a.right]
-            return f"{self.subject} reads what it should: {len(asked)} questions answered"
+            apart = sum(not layer.is_compared for layer in self.layers)
+            less = (
+                f", {apart} of {len(self.layers)} layers not compared"
+                if apart
+                else ", from outside only"
+                if not self.layers
+                else ""
+            )
+            return f"{self.subject} reads what it should: {len(asked)} questions answered{less}"
         if self.verdict == "undecided":
             return f"{self.subject} is UNDECIDED: {self.undecided}"
         return f"{self.subject} is WRONG: {', '.join(diagnosis.name for diagnosis in self.diagnoses)}"

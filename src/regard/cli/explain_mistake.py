@@ -37,7 +37,8 @@ def explain_mistake(*, name: str, code: bool, test: bool, lesson: int | None) ->
         return
 
     readings = reading_mistakes()
-    if (reading := readings.get(name)) is not None:  # of a model on a batch, without a program
+    # Of a model on a batch, without a program; batch-items-mixed is in both catalogues.
+    if name not in CATALOGUE and (reading := readings.get(name)) is not None:
         for line in reading_lines(reading):
             typer.echo(line)
         return
