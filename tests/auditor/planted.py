@@ -4,8 +4,6 @@ The attention functions are registered with Transformers as users register their
 `scaled_dot_product_attention`, or by hand where the name says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 class Attention(nn.Module):
     """Eager attention with the mask that it is handed, as in many tutorials."""
 
+    factor = 1.0  # of the scores: another one is a mistake
+
     def __init__(self, n_embd, n_head):
         super().__init__()
         self.n_head = n_head
@@ -16,7 +18,7 @@ class Attention(nn.Module):
     def forward(self, x, mask=None):
         B, T, C = x.shape
         q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
-        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores = self.factor * q @ k.mT / q.shape[-1] ** 0.5
         scores = scores if mask is None else self.masked(scores, mask)
         return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
 

@@ -11,41 +11,55 @@ from tests.sampling import share
 
 
 class Backward(torch.autograd.Function):
-    """Attention with a backward pass written by hand; `bug` plants a mistake in it."""
+    """Attention with its lse and a backward pass written by hand; `bug` plants a mistake in it."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, rate, bug):
+    def forward(ctx, q, k, v, bias=None, scale=None, rate=0.0, bug=""):
         H, G = q.shape[1], k.shape[1]
         keys, values = (x.repeat_interleave(H // G, 1) for x in (k, v))
-        scores = q @ keys.mT * q.shape[-1] ** -0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        p = scores.softmax(-1)
+        ctx.groups, ctx.bug, ctx.scale = G, bug, q.shape[-1] ** -0.5 if scale is None else scale
+        scores = q @ keys.mT * ctx.scale
+        scores = scores if bias is None else scores + bias
+        lse = scores.logsumexp(-1)
+        p = (scores - lse[..., None]).exp()
         kept = (torch.rand_like(p) >= rate).to(p.dtype) / (1 - rate)
-        ctx.save_for_backward(q, keys, values, p, torch.ones_like(p) if bug == "dropout" else kept)
-        ctx.groups, ctx.bug = G, bug
-        return (p * kept) @ values
+        ctx.save_for_backward(q, keys, values, p, torch.ones_like(p) if bug == "dropout" else kept, bias)
+        return (p * kept) @ values, lse
 
     @staticmethod
-    def backward(ctx, grad):
-        q, keys, values, p, kept = ctx.saved_tensors
+    def backward(ctx, grad, grad_lse):
+        q, keys, values, p, kept, bias = ctx.saved_tensors
         B, H, T, D = q.shape
-        S, G = keys.shape[2], ctx.groups
+        S, G, bug, scale = keys.shape[2], ctx.groups, ctx.bug, ctx.scale
+        if bug == "strides" and not grad.is_contiguous():  # takes numbers in the order of the memory
+            grad = grad.transpose(1, 2).reshape(grad.shape)
         dv = (p * kept).mT @ grad
         dp = grad @ values.mT * kept
-        if ctx.bug == "long" and T > 20:  # the last block of queries is left out
+        if bug == "long" and T > 20:  # the last block of queries is left out
             dp[:, :, 20:] = 0
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * D**-0.5
-        dk = ds.mT @ q
-        if ctx.bug == "heads" and H > 4:
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+        if bug != "no lse":
+            ds = ds + p * grad_lse[..., None] * (0.5 if bug == "half of lse" else 1)
+        d_bias = None
+        if bias is not None and bug != "no bias":
+            d_bias = ds.sum_to_size(bias.shape) if bug != "mean of bias" else ds.mean((0, 1)).expand_as(bias)
+        if bug == "scale":
+            scale = D**-0.5
+        dk = ds.mT @ q * scale
+        if bug == "heads" and H > 4:
             dk = dk * 0.5
-        if ctx.bug == "mask" and bool((p == 0).any()):
+        if bug == "mask" and bool((p == 0).any()):
             ds = ds + (p == 0) * 0.1
-        if ctx.bug == "groups":
+        if bug == "groups":
             dk, dv = (x.view(B, G, H // G, S, -1)[:, :, 0] for x in (dk, dv))
         else:
             dk, dv = (x.view(B, G, H // G, S, -1).sum(2) for x in (dk, dv))
-        return ds @ keys, dk, dv, None, None, None
+        return ds @ keys * scale, dk, dv, d_bias, None, None, None
+
+
+def added(mask, dtype):
+    """A mask of booleans as numbers that are added to the scores."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
 
 
 class Attention(nn.Module):
@@ -63,14 +77,15 @@ class Attention(nn.Module):
         B, T, C = x.shape
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (layer(x).view(B, T, -1, self.head_dim).transpose(1, 2) for layer in projections)
-        y = Backward.apply(q, k, v, mask, self.dropout if self.training else 0.0, self.bug)
+        bias = None if mask is None else added(mask, x.dtype)
+        y, _ = Backward.apply(q, k, v, bias, None, self.dropout if self.training else 0.0, self.bug)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, C))
 
 
 def attention(q, k, v, causal=False, bug=""):
     T, S = q.shape[-2], k.shape[-2]
-    mask = torch.ones(T, S, dtype=torch.bool).tril(S - T) if causal else None
-    return Backward.apply(q, k, v, mask, 0.0, bug)
+    bias = added(torch.ones(T, S, dtype=torch.bool).tril(S - T), q.dtype) if causal else None
+    return Backward.apply(q, k, v, bias, None, 0.0, bug)[0]
 
 
 def grouped_attention(q, k, v, causal=False):
@@ -98,45 +113,13 @@ class StopsGradientInTraining(Attention):
         return super().forward(x.detach() + (x - x.detach()) * 0.5 if self.training else x, mask)
 
 
-class ManyOptions(torch.autograd.Function):
-    """Attention with a scale, a bias and the lse, and its backward pass; `bug` plants a mistake in it."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, scale, bias, bug):
-        scores = q @ k.mT * scale
-        scores = scores if bias is None else scores + bias
-        lse = scores.logsumexp(-1)
-        p = (scores - lse[..., None]).exp()
-        ctx.save_for_backward(q, k, v, p, bias)
-        ctx.scale, ctx.bug = scale, bug
-        return p @ v, lse
-
-    @staticmethod
-    def backward(ctx, grad, grad_lse):
-        q, k, v, p, bias = ctx.saved_tensors
-        bug, scale = ctx.bug, ctx.scale
-        if bug == "strides" and not grad.is_contiguous():  # takes numbers in the order of the memory
-            grad = grad.transpose(1, 2).reshape(grad.shape)
-        dp = grad @ v.mT
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
-        if bug != "no lse":
-            ds = ds + p * grad_lse[..., None] * (0.5 if bug == "half of lse" else 1)
-        d_bias = None
-        if bias is not None and bug != "no bias":
-            d_bias = ds.sum_to_size(bias.shape) if bug != "mean of bias" else ds.mean((0, 1)).expand_as(bias)
-        if bug == "scale":
-            scale = q.shape[-1] ** -0.5
-        return ds @ k * scale, ds.mT @ q * scale, p.mT @ grad, None, d_bias, None
-
-
 def attention_with(bug="", mask=False):
     def attention(q, k, v, attn_bias=None, scale=None):
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return ManyOptions.apply(q, k, v, scale, attn_bias, bug)
+        return Backward.apply(q, k, v, attn_bias, scale, 0.0, bug)
 
     def attend(q, k, v, attn_mask=None, scale=None):
         if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
+            attn_mask = added(attn_mask, q.dtype)
         return attention(q, k, v, attn_mask, scale)
 
     return attend if mask else attention

@@ -1,14 +1,16 @@
 """What a check tries of a class beyond its defaults: switches, long texts, and a model's own depth."""
 
+from __future__ import annotations
+
 import math
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from regard import check
 from tests.checker.corpus import right, undecided, wrong
+from tests.checker.language_models import Block, LanguageModel
 from tests.checker.layers import FusedHeads
 from tests.sampling import share
 
@@ -23,7 +25,7 @@ def causal_scores(q, k, offset=1):
 
 
 class TwoPaths(FusedHeads):
-    def __init__(self, d_model, num_heads, sdpa=True):
+    def __init__(self, d_model: int, num_heads: int, sdpa: bool = True):
         super().__init__(d_model, num_heads)
         self.sdpa = sdpa
 
@@ -42,7 +44,7 @@ class TwoPathsNoScale(TwoPaths):
 
 
 class MaskOption(FusedHeads):
-    def __init__(self, d_model, num_heads, causal=False):
+    def __init__(self, d_model: int, num_heads: int, causal: bool = False):
         super().__init__(d_model, num_heads)
         self.causal = causal
 
@@ -58,7 +60,7 @@ class MaskOptionAhead(MaskOption):
 
 
 class SoftcapOption(FusedHeads):
-    def __init__(self, d_model, num_heads, softcap=None):
+    def __init__(self, d_model: int, num_heads: int, softcap: float | None = None):
         super().__init__(d_model, num_heads)
         self.softcap = softcap
 
@@ -78,7 +80,7 @@ class SoftcapOptionNotMultiplied(SoftcapOption):
 class ExcludeSelf(FusedHeads):
     """A switch whose meaning is itself a mistake elsewhere."""
 
-    def __init__(self, d_model, num_heads, exclude_self=False):
+    def __init__(self, d_model: int, num_heads: int, exclude_self: bool = False):
         super().__init__(d_model, num_heads)
         self.exclude_self = exclude_self
 
@@ -94,7 +96,7 @@ class ExcludeSelf(FusedHeads):
 class LinearOption(FusedHeads):
     """A switch that makes it another kind of attention."""
 
-    def __init__(self, d_model, num_heads, linear=False):
+    def __init__(self, d_model: int, num_heads: int, linear: bool = False):
         super().__init__(d_model, num_heads)
         self.linear = linear
 
@@ -106,7 +108,7 @@ class LinearOption(FusedHeads):
 
 
 class CausalHeads(FusedHeads):
-    def __init__(self, d_model, num_heads, look_both_ways=False):
+    def __init__(self, d_model: int, num_heads: int, look_both_ways: bool = False):
         super().__init__(d_model, num_heads)
         self.look_both_ways = look_both_ways
 
@@ -145,7 +147,7 @@ class WithoutTheRest(FusedHeads):
 class ShortMask(FusedHeads):
     """Causal, by a mask that hides no more than 90 tokens ahead."""
 
-    def __init__(self, d_model, num_heads, max_len=512):
+    def __init__(self, d_model: int, num_heads: int, max_len: int = 512):
         super().__init__(d_model, num_heads)
         ones = torch.ones(max_len, max_len, dtype=torch.bool)
         self.register_buffer("hidden", ones.triu(1) & ~ones.triu(91), persistent=False)
@@ -177,33 +179,14 @@ def in_strides(rescaling):
 strided, strided_not_rescaled = in_strides(torch.exp), in_strides(torch.ones_like)
 
 
-class Layer(nn.Module):
-    def __init__(self, n_embd, n_head, factor):
-        super().__init__()
-        self.norm, self.n_head, self.factor = nn.LayerNorm(n_embd), n_head, factor
-        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
-
-    def forward(self, x):
-        heads = self.c_attn(self.norm(x)).chunk(3, -1)
-        q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in heads)
-        y = (causal_scores(q, k) * self.factor).softmax(-1) @ v
-        return x + self.c_proj(y.transpose(1, 2).flatten(2))
-
-
-class TinyGPT(nn.Module):
+class TinyGPT(LanguageModel):
     odd, factor = -1, 2.0  # the layer whose scores are multiplied by this factor
 
-    def __init__(self, vocab_size=65, n_embd=48, n_head=4, n_layer=3):
-        super().__init__()
-        self.wte = nn.Embedding(vocab_size, n_embd)
-        factors = (self.factor if i == self.odd else 1.0 for i in range(n_layer))
-        self.h = nn.ModuleList(Layer(n_embd, n_head, factor) for factor in factors)
-
-    def forward(self, idx):
-        x = self.wte(idx)
-        for layer in self.h:
-            x = layer(x)
-        return x @ self.wte.weight.T
+    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 3):
+        self.blocks = (Block,) * n_layer
+        super().__init__(vocab_size, n_embd, n_head, block_size=512)
+        if 0 <= self.odd < n_layer:
+            self.h[self.odd].attn.factor = self.factor
 
 
 class TinyGPTWithAnOddLayer(TinyGPT):
@@ -217,12 +200,12 @@ class TinyGPTWithAnUnscaledLayer(TinyGPT):
 
 
 class DeepGPT(TinyGPT):
-    def __init__(self, vocab_size=65, n_embd=48, n_head=4, n_layer=24):
+    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 24):
         super().__init__(vocab_size, n_embd, n_head, n_layer)
 
 
 class GPTOfAnyDepth(TinyGPT):
-    def __init__(self, n_layer):
+    def __init__(self, n_layer: int):
         super().__init__(n_layer=n_layer)
 
 
@@ -257,7 +240,7 @@ def head_by_head(q, k, v):
 class TwoSwitches(FusedHeads):
     """Right with either switch turned; with both, the mask shows one token of the future."""
 
-    def __init__(self, dim, num_heads, causal=False, use_flash=True):
+    def __init__(self, dim: int, num_heads: int, causal: bool = False, use_flash: bool = True):
         super().__init__(dim, num_heads)
         self.causal, self.use_flash = causal, use_flash
 
@@ -273,7 +256,7 @@ class TwoSwitches(FusedHeads):
 class RoundedPositions(FusedHeads):
     """Rotary tables whose positions are bfloat16: from the 257th on, two in a row are one."""
 
-    def __init__(self, dim, num_heads, max_len=2048):
+    def __init__(self, dim: int, num_heads: int, max_len: int = 2048):
         super().__init__(dim, num_heads)
         width = dim // num_heads
         positions = torch.arange(max_len).to(torch.bfloat16).float()

@@ -59,16 +59,6 @@ def test_spans_cover_all_tokens_and_give_the_text_back(name, text):
         assert set(edges) - special <= characters(text), names
 
 
-@given(text=texts)
-def test_no_edge_is_inside_a_character(text):
-    for cut in (segments.characters, segments.words, segments.sentences):
-        edges = cut(text)
-        assert edges == sorted(set(edges))
-        assert edges[0] == 0
-        assert edges[-1] == len(text)
-        assert set(edges) <= characters(text)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

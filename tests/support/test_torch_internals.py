@@ -58,7 +58,7 @@ def owners():
     """Objects of PyTorch that have the private attributes of the table."""
     module = torch.nn.Linear(1, 1)
 
-    def identity(x):
+    def identity(x: torch.Tensor) -> torch.Tensor:  # the operator's schema
         return x.clone()
 
     operator = torch.library.custom_op("regard_tests::identity", mutates_args=())(identity)

@@ -3,8 +3,6 @@
 Run by `make test-vllm`, in an environment that has vLLM.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Run by `make test-vllm`, in an environment that has vLLM.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -4,8 +4,6 @@ Its attention is plain PyTorch in float64 on keys and values that it keeps besid
 read from the cache is compared with something else. Its classes bear the names of vLLM's.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace

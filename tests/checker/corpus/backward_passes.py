@@ -6,9 +6,15 @@ import torch.nn.functional as F
 from tests.checker.corpus import Entry
 
 
-class Right(torch.autograd.Function):
-    """Attention whose gradients PyTorch computes when they are asked for."""
+def gradients(inputs, gradient, **options):
+    """The gradients of attention, which PyTorch computes when they are asked for."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        output = F.scaled_dot_product_attention(*inputs, **options)
+    return torch.autograd.grad(output, inputs, gradient)
 
+
+class Right(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v):
         ctx.save_for_backward(q, k, v)
@@ -16,10 +22,7 @@ class Right(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-        with torch.enable_grad():
-            output = F.scaled_dot_product_attention(*inputs)
-        return torch.autograd.grad(output, inputs, gradient)
+        return gradients(ctx.saved_tensors, gradient)
 
 
 class WrongShape(Right):
@@ -56,11 +59,9 @@ class Once(Right):
 
     @staticmethod
     def backward(ctx, gradient):
-        inputs = [x.detach().requires_grad_() for x in ctx.inputs]
+        inputs = ctx.inputs
         del ctx.inputs
-        with torch.enable_grad():
-            output = F.scaled_dot_product_attention(*inputs, is_causal=True)
-        return torch.autograd.grad(output, inputs, gradient)
+        return gradients(inputs, gradient, is_causal=True)
 
 
 def attention(function):
