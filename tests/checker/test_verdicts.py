@@ -274,6 +274,9 @@ REPORTS = [
     right(options.refuses_without_words, "skipped causal and mask"),
     right(options.documented_precedence, "is_causal is ignored where attn_mask is given, as its text says"),
     right(options.unused_scale, "assumed scale is not used, as its text says"),
+    # What a scale does is said, since only the author knows which was meant.
+    right(options.scaled_once_more, "assumed scale: multiplies the scores, beside 1/√D"),
+    right(options.divided_by_the_scale, "assumed scale: divides the scores, in place of 1/√D"),
     wrong(
         options.fused_path_has_no_cap, why="padding and softcap: `key_padding_mask` switches `softcap` off"
     ),
