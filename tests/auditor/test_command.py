@@ -188,3 +188,9 @@ def test_a_page_judges_no_padding_and_names_a_single_layer():
     inverted = dataclasses.replace(padding, expected_mask=~layer.expected_mask)
     assert set(cells_of(inverted, 12)[0].flatten().tolist()) == {0, 1}
     assert page("Llama", [Section("", "", "", [[layer]])]).count("Layer 0, text 0: ") == 2
+
+
+def test_a_mistake_of_both_catalogues_is_explained_with_its_program(run):
+    assert "batch-items-mixed: attention in which" in run("explain-mistake", "batch-items-mixed").stdout
+    assert "def forward" in run("explain-mistake", "batch-items-mixed", "--code").stdout
+    assert "padding-seen: the model sees padding" in run("explain-mistake", "padding-seen").stdout

@@ -41,6 +41,7 @@ def test_a_model_without_attention_is_audited_from_outside(both_ways, documents,
     assert [d.name for d in audit.diagnoses] == mistakes, audit
     assert audit.ok == (not mistakes)
     assert "nothing was heard from inside" in str(audit)
+    assert ("from outside only" in audit.summary) == audit.ok
     if both_ways:
         assert "changing the last token of text 0, 11, moves position" in audit.diagnoses[0].what
 
