@@ -72,6 +72,22 @@ class PaddingOfTheFirstCall(Base):
         return self.merge(scores.softmax(-1) @ v)
 
 
+class HidesScoresOfZero(Base):
+    """Causal; what `tril` left is told by its zeros, which a token of zeros has, too."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.qkv = torch.nn.Linear(d_model, 3 * d_model, bias=False)
+
+    def mask(self, scores):
+        scores = scores.tril()
+        return scores.masked_fill(scores == 0, -torch.inf)
+
+
+def scale_of_narrow_heads(q, k, v):
+    return (q @ k.mT / min(q.shape[-1], 64) ** 0.5).softmax(-1) @ v
+
+
 def mask_of_short_texts(q, k, v, mask=None):
     scores = q @ k.mT / q.shape[-1] ** 0.5
     if mask is not None and q.shape[-2] <= 16:
@@ -98,5 +114,7 @@ ENTRIES = [
         mistakes=("state-between-calls",),
         failed=("masked calls",),
     ),
+    Entry("hides scores of zero", HidesScoresOfZero, verdict="wrong", failed=("zero token",)),
+    Entry("the scale of narrow heads", scale_of_narrow_heads, verdict="wrong", failed=("wide heads",)),
     Entry("the mask of short texts", mask_of_short_texts, verdict="wrong"),
 ]

@@ -132,6 +132,11 @@ class Intent:
 
     def measure(self, question: Question, dtype: torch.dtype) -> tuple[Answer, float]:
         """Return the correct answer for inputs and weights rounded to `dtype`, and PyTorch's own error."""
+        expected = self.rounded_answer(question, dtype)
+        return expected, pytorch_error(question, self, expected, dtype)
+
+    def rounded_answer(self, question: Question, dtype: torch.dtype) -> Answer:
+        """Return the correct answer for inputs and weights rounded to `dtype`."""
         wiring = self.wiring
         layers = {
             role: layer._replace(
@@ -142,8 +147,7 @@ class Intent:
             if (layer := getattr(wiring, role)) is not None
         }
         with torch.no_grad():
-            expected = replace(self, wiring=replace(wiring, **layers)).answer(question.to(dtype))
-        return expected, pytorch_error(question, self, expected, dtype)
+            return replace(self, wiring=replace(wiring, **layers)).answer(question.to(dtype))
 
 
 def pytorch_answer(question: Question, intent: Intent, dtype: torch.dtype) -> Answer:

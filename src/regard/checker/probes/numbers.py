@@ -133,7 +133,7 @@ def late_error(question: Question, answer: Answer, intent: Intent, dtype: torch.
 
     The first rows of causal attention see few keys, and their outputs are the largest.
     """
-    exact, _ = intent.measure(question, dtype)
+    exact = intent.rounded_answer(question, dtype)
     rows = -max(1, question.q.shape[-2] // 4)
     got, own, wanted = (
         Answer(x.output.detach()[..., rows:, :])
@@ -143,30 +143,29 @@ def late_error(question: Question, answer: Answer, intent: Intent, dtype: torch.
     return error, error / max(relative_error(own, wanted), torch.finfo(dtype).eps / 2)
 
 
-def check_long_half_precision(session: CheckSession, own: CheckSession, question: Question) -> list[str]:
-    """Check the errors in half precision on a long text, where rounded positions and angles show.
+def check_long_half_precision(session: CheckSession, own: CheckSession, question: Question) -> str:
+    """Check the error in bfloat16 on a long text, where rounded positions and angles show.
 
-    Of whole numbers, bfloat16 has those up to 256 only. `own` is the session, or its class built for longer
-    texts, whose answer to the question is right. Returns the dtypes in which it is accurate.
+    Of whole numbers, bfloat16 has those up to 256 only; float16 is taken where the code runs in that alone.
+    `own` is the session, or its class built for longer texts, whose answer to the question is right. Returns
+    the dtype if it is accurate, and "" if not.
     """
-    intent, T, accurate = own.right_intent, question.q.shape[-2], []
+    intent, T = own.right_intent, question.q.shape[-2]
     assert intent is not None
+    short = next((name for name in ("bfloat16", "float16") if session.has_passed(name)), "")
+    dtype = getattr(torch, short, torch.float16)
     # With the weights of a new layer scores hardly differ, and neither do outputs at other positions.
     question = question.map_inputs(lambda x: 2 * x)
-    for dtype in HALF:
-        short = str(dtype).removeprefix("torch.")
-        answer = own.compared.run(question.to(dtype)).answer if session.has_passed(short) else None
-        if answer is None:
-            continue
-        error, ratio = late_error(question, answer, intent, dtype)
-        if ratio <= LIMIT:
-            accurate.append(short)
-            continue
-        detail = f"{error:.1e} on {T} tokens, {ratio:.0f}× {intent.yardstick}"
-        evidence = f"The output is right only to {error:.0e} on {T} tokens in {short}."
-        name = f"{short}, {question.name}"
-        session.add_mistake(name, detail, "precision-lost", evidence, error, distance=ratio / LIMIT)
-    return accurate
+    answer = own.compared.run(question.to(dtype)).answer if short else None
+    if answer is None:
+        return ""
+    error, ratio = late_error(question, answer, intent, dtype)
+    if ratio <= LIMIT:
+        return short
+    name, detail = f"{short}, {question.name}", f"{error:.1e} on {T} tokens, {ratio:.0f}× {intent.yardstick}"
+    evidence = f"The output is right only to {error:.0e} on {T} tokens in {short}."
+    session.add_mistake(name, detail, "precision-lost", evidence, error, distance=ratio / LIMIT)
+    return ""
 
 
 def check_half_precision(session: CheckSession, oracle: Oracle) -> None:
@@ -238,6 +237,23 @@ def check_extreme_scores(session: CheckSession, oracle: Oracle) -> None:
         if measured is not None:
             return
     session.add_pass(name)
+
+
+def check_zero_token(session: CheckSession, oracle: Oracle) -> None:
+    """Check a token of zeros, as that of `padding_idx`: its scores are 0, which hides no key."""
+    name = "zero token"
+    masked = [q for key, q in session.right_questions.items() if key in ("mask", "padding")]
+    questions = [session.with_causal_flag(session.cases.plain(name, seed=33)), *masked]
+
+    def with_zeros(x: Tensor) -> Tensor:
+        return x.index_fill(-2, torch.tensor(x.shape[-2] // 2), 0.0)
+
+    asked = [session.compare(question.map_inputs(with_zeros), oracle) for question in questions]
+    wrong = [one for one in asked if one.answer is not None and not one.agrees]
+    if wrong:
+        session.add_failure(name, f"with a token of zeros, it {describe_difference(wrong[0].error)}")
+    elif asked[0].answer is not None:
+        session.add_pass(name)
 
 
 def extreme_size(session: CheckSession) -> float:
@@ -379,5 +395,6 @@ def probe_numbers(session: CheckSession) -> None:
         if isinstance(oracle, Intent):
             check_sums_of_many_keys(session, oracle)
         check_extreme_scores(session, oracle)
+    check_zero_token(session, oracle)
     check_strides(session)
     check_weights_and_lse(session, oracle)

@@ -43,6 +43,8 @@ def output_questions(session: CheckSession) -> tuple[list[Question], list[Questi
     if subject.layout in ("BHTD", "BTHD") and attends:
         optional.append(cases.plain("grouped heads", G=2, seed=8))
         optional.append(cases.plain("many heads", B=1, H=9, seed=16))
+    if subject.layout not in SEQUENCES and subject.head_width is None and attends:
+        optional.append(cases.plain("wide heads", B=1, H=2, T=5, D=128, seed=17))
     kernels = kernel_questions(session, flag)
     if reference is not None:
         theirs = {question.name for question in kernel_questions(reference.session, flag)}

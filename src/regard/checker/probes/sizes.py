@@ -83,9 +83,8 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
     expected = intent.answer(question)
     error = relative_error(reply.answer, expected)
     if error < TOLERANCE:
-        accurate = check_long_half_precision(session, own, question)
-        also = f", also in {' and '.join(accurate)}" if accurate else ""
-        session.add_pass(question.name, f"{T} tokens{also}")
+        half = check_long_half_precision(session, own, question)
+        session.add_pass(question.name, f"{T} tokens" + f", also in {half}" * bool(half))
         if failure := gradient_failure(own, own.compared, question, intent):
             session.add_failure(f"gradients, {question.name}", failure)
         return
