@@ -47,13 +47,28 @@ class ShortMemory(Base):
 class RoundedAngles(Base):
     """Causal, with rotary positions whose angles are rounded: bfloat16 has few whole numbers above 256."""
 
-    def attend(self, q, k, v):
+    def frequencies(self, q):
         half = q.shape[-1] // 2
-        frequencies = 10000.0 ** (-torch.arange(half) / half)
-        angles = torch.arange(q.shape[-2]).to(q.dtype)[:, None] * frequencies.to(q.dtype)
+        return (10000.0 ** (-torch.arange(half) / half)).to(q.dtype)
+
+    def attend(self, q, k, v):
+        frequencies, half = self.frequencies(q), q.shape[-1] // 2
+        angles = torch.arange(q.shape[-2]).to(frequencies.dtype)[:, None] * frequencies
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
         q, k = (x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin for x in (q, k))
         return super().attend(q, k, v)
+
+
+class RoundedBuffer(RoundedAngles):
+    """The same, in the dtype of a buffer, which only a cast of the whole module rounds."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        half = d_model // num_heads // 2
+        self.register_buffer("inv_freq", 10000.0 ** (-torch.arange(half) / half), persistent=False)
+
+    def frequencies(self, q):
+        return self.inv_freq
 
 
 class PaddingOfTheFirstCall(Base):
@@ -107,6 +122,7 @@ ENTRIES = [
         mistakes=("precision-lost",),
         why="bfloat16, long text",
     ),
+    Entry("a rounded buffer", RoundedBuffer, says=("warned of precision-lost",)),
     Entry(
         "the padding of the first call",
         PaddingOfTheFirstCall,

@@ -30,6 +30,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.gradients import probe_gradients
 from regard.checker.session import CheckSession, Oracle
+from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.kernel_recognition import is_interpreting
 from regard.checker.subject.source import returned_names
 
@@ -164,8 +165,29 @@ def check_long_half_precision(session: CheckSession, own: CheckSession, question
         return short
     name, detail = f"{short}, {question.name}", f"{error:.1e} on {T} tokens, {ratio:.0f}× {intent.yardstick}"
     evidence = f"The output is right only to {error:.0e} on {T} tokens in {short}."
-    session.add_mistake(name, detail, "precision-lost", evidence, error, distance=ratio / LIMIT)
+    # `model.bfloat16()` rounds buffers, which half precision by autocast, or of the weights alone, does not.
+    blamed = _is_imprecise_with_exact_buffers(own, question, intent, dtype)
+    evidence += "" if blamed else " Its buffers are rounded with its weights: keep them in float32."
+    distance = ratio / LIMIT
+    session.add_mistake(
+        name, detail, "precision-lost", evidence, error, distance=distance, warning=not blamed
+    )
     return ""
+
+
+def _is_imprecise_with_exact_buffers(
+    session: CheckSession, question: Question, intent: Intent, dtype: torch.dtype
+) -> bool:
+    """Return whether code runs, and its error is too large, though its buffers are those of float32."""
+    rounded, exact = session.subject.module_as(dtype), session.subject.module_as(torch.float32)
+    if rounded is None or exact is None:
+        return True
+    module = copy_module(rounded)
+    for path, part in exact.named_modules():
+        module.get_submodule(path)._buffers.update(part._buffers)
+    # Where float32 tables meet queries in bfloat16, PyTorch may raise an error about their dtypes.
+    answer = session.compared.run(question.to(dtype), module=module).answer
+    return answer is not None and late_error(question, answer, intent, dtype)[1] > LIMIT
 
 
 def check_half_precision(session: CheckSession, oracle: Oracle) -> None:
