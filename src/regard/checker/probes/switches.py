@@ -170,13 +170,15 @@ def _switches(session: CheckSession) -> Iterator[Switch]:
             yield from _choices(session, name, default)
         elif _is_switch(name, parameter):
             yield Switch({name: _turned(name, parameter)}, _possible_mistakes(name))
-    if widths:
-        assert session.right_intent is not None
-        own = head_width(session.right_intent.wiring, session.cases.plain()) or SIZES["head_width"]
-        # Then the heads are not as wide together as the model, and temperatures are roots of their width.
-        sizes = {"head_width": 2 * own, "temperature": (2 * own) ** 0.5}
+    assert session.right_intent is not None
+    wiring = session.right_intent.wiring
+    own = head_width(wiring, session.cases.plain())  # 0 if it is not known
+    # A head that is narrower than the model already shows what is taken from the model's width.
+    if widths and own * wiring.heads in (0, session.cases.width):
+        wide = 2 * (own or SIZES["head_width"])
+        sizes = {"head_width": wide, "temperature": wide**0.5}  # a temperature is the root of this width
         optional = any(parameters[name].default is None for name in widths)
-        yield Switch(dict.fromkeys(widths, 2 * own), CATALOGUE, sizes, is_optional=optional)
+        yield Switch(dict.fromkeys(widths, wide), CATALOGUE, sizes, is_optional=optional)
 
 
 def _choices(session: CheckSession, name: str, default: str) -> Iterator[Switch]:
