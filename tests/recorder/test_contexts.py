@@ -233,6 +233,18 @@ def test_a_copy_of_a_capture_keeps_its_certificate(way, options):
         assert not COPIES[way](twin).certificate.certified
 
 
+@torch.no_grad()
+def test_a_map_that_was_written_to_before_it_grew_is_not_certified():
+    model, ids = llama("sdpa").eval(), random_ids()
+    with regard.capture(model) as seen:
+        cache = model(ids, use_cache=True).past_key_values
+        seen[1].q.zero_()
+        model(ids[:, :1], past_key_values=cache)
+    assert seen[1].shape[-1] == ids.shape[1] + 1
+    assert "written to after its attention had run" in str(seen.certificate[1])
+    assert seen.certificate[0].certified
+
+
 class Plain(nn.Module):
     """Three layers of attention over token ids, which compile much faster than a model of Transformers."""
 
