@@ -128,8 +128,8 @@ def earned_labels(
     the labels that need the same one.
     """
     labels = [name.removesuffix(REPEATS) for name in names]
-    above = estimates.value - _baseline(estimates)
-    clear = _is_clear(labels, estimates)
+    baseline = _baseline(estimates)
+    above, clear = estimates.value - baseline, _is_clear(labels, estimates, baseline)
     excess: list[dict[str, float]] = [{} for _ in range(clear.shape[1])]
     for head, score in clear.T.nonzero().tolist():
         label = labels[score]
@@ -155,7 +155,7 @@ def _distinction(label: str, above: float) -> float:
     return above * (0.5 if label in SECONDARY else 1.0)
 
 
-def _is_clear(labels: Sequence[str], scores: Estimates) -> Tensor:
+def _is_clear(labels: Sequence[str], scores: Estimates, baseline: Tensor) -> Tensor:
     """Whether scores (score, head) meet the three conditions of their labels; NaN meets none.
 
     A score without an interval comes from one observation, which no label can rest on.
@@ -164,7 +164,7 @@ def _is_clear(labels: Sequence[str], scores: Estimates) -> Tensor:
     minimum = torch.tensor(least, dtype=torch.float64, device="cpu").unsqueeze(-1)
     minimum = torch.where(scores.queries < FEW_QUERIES, minimum.clamp(min=MIN_SCORE_OF_FEW), minimum)
     low = scores.value - WIDENING * (scores.value - scores.low)
-    is_above = (scores.value >= minimum) & (low >= _baseline(scores) + MARGIN)
+    is_above = (scores.value >= minimum) & (low >= baseline + MARGIN)
     return is_above & (scores.queries >= MIN_QUERIES)
 
 

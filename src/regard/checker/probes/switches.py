@@ -191,9 +191,7 @@ def _choices(session: CheckSession, name: str, default: str) -> Iterator[Switch]
             yield Switch({name: text}, CATALOGUE)
         elif _KIND.search(name):
             is_layer = "layer" in name or _LOCAL.search(text) is not None
-            yield Switch(
-                {name: text}, [m.name for m in THEMES["mask"]] if is_layer else (), is_layer=is_layer
-            )
+            yield Switch({name: text}, _OF_LAYERS if is_layer else (), is_layer=is_layer)
 
 
 def _is_switch(name: str, parameter: inspect.Parameter) -> bool:
